@@ -1,0 +1,166 @@
+"""KVarN (arXiv 2606.03458): Hadamard rotation, variance normalisation, rounding.
+
+A few rounds in the manner of Sinkhorn divide the rows and columns of a tile by their standard
+deviation, so that one row scale fits all its entries. The row scale is absorbed into the rounding
+scale and zero; the column scale (per token for keys, per channel for values) is stored beside.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kvjax.encode import hadamard, packing
+from kvjax.encode.base import Tile
+from kvjax.encode.rtn import Rtn, as_rows, quantize_rows
+
+LOG_SCALE_RANGE = (-0.3, 10.0)
+STD_RANGE = (1e-3, 1e3)
+
+
+def balance(rows: jax.Array, iterations: int) -> tuple[jax.Array, jax.Array]:
+    """Scales that even out the variances of tiles [..., R, M] float32 (Algorithm 1 of the paper).
+
+    Returns the row scale [..., R, 1] and the column scale [..., 1, M] of the round whose result was
+    most even, for each tile apart: later rounds can be worse, and one tile's best round is not
+    another's. Both are 1 where no round improved on the tile as it came.
+    """
+    row_log, col_log = jnp.zeros_like(rows[..., :1]), jnp.zeros_like(rows[..., :1, :])
+    row_std, col_std = _std(rows, -1), _std(rows, -2)
+    best = (_imbalance(row_std, col_std), row_log, col_log)
+
+    def one_round(_, state):
+        row_log, col_log, row_std, col_std, best = state
+        col_log = _clip_log(col_log, col_std)
+        row_log = _clip_log(row_log, _std(_divide(rows, row_log, col_log), -1))
+        current = _divide(rows, row_log, col_log)
+        row_std, col_std = _std(current, -1), _std(current, -2)
+        imbalance = _imbalance(row_std, col_std)
+        better = imbalance <= best[0]
+        candidate = (imbalance, row_log, col_log)
+        best = tuple(jnp.where(better, new, old) for new, old in zip(candidate, best, strict=True))
+        return row_log, col_log, row_std, col_std, best
+
+    state = (row_log, col_log, row_std, col_std, best)
+    _, row_log, col_log = lax.fori_loop(0, iterations, one_round, state)[-1]
+    return jnp.exp(row_log), jnp.exp(col_log)
+
+
+def _divide(rows: jax.Array, row_log: jax.Array, col_log: jax.Array) -> jax.Array:
+    return rows / jnp.exp(col_log) / jnp.exp(row_log)
+
+
+def _std(x: jax.Array, axis: int) -> jax.Array:
+    return x.std(axis=axis, ddof=1, keepdims=True)
+
+
+def _clip_log(log_scale: jax.Array, std: jax.Array) -> jax.Array:
+    return jnp.clip(log_scale + jnp.log(jnp.clip(std, *STD_RANGE)), *LOG_SCALE_RANGE)
+
+
+def _imbalance(row_std: jax.Array, col_std: jax.Array) -> jax.Array:
+    """Largest over smallest standard deviation, columns plus rows; [..., 1, 1]."""
+
+    def spread(std):
+        smallest = jnp.maximum(std.min(axis=(-2, -1), keepdims=True), 1e-8)
+        return std.max(axis=(-2, -1), keepdims=True) / smallest
+
+    return spread(col_std) + spread(row_std)
+
+
+@dataclass(frozen=True)
+class KVarN(Rtn):
+    """Rotated, balanced and rounded tiles; see :func:`kvarn`.
+
+    Beside the ``codes`` and ``affine`` of Rtn a tile holds ``column`` int32 [..., M/2]: the 16-bit
+    column scale of entry i above that of entry i + M/2.
+    """
+
+    key_bits: int = 2
+    value_bits: int = 2
+    iterations: int = 8
+    normalize_tile: bool = False
+    rotation: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.iterations < 0:
+            raise ValueError(f"iterations={self.iterations} must be 0 or more (the paper uses 8)")
+
+    def validate(self, dim: int) -> None:
+        super().validate(dim)
+        if self.rotation:
+            hadamard.check_dim(dim)
+        elif dim % 2:
+            raise ValueError(f"head_dim={dim} is odd, which kvarn cannot pack: use rtn or int8")
+
+    def rotate(self, x: jax.Array, role: str) -> jax.Array:
+        return hadamard.rotate(x) if self.rotation else x
+
+    def unrotate(self, x: jax.Array, role: str) -> jax.Array:
+        return self.rotate(x, role)
+
+    def encode_tile(self, x: jax.Array, role: str) -> Tile:
+        self.check_tile(x, role)
+        rows = as_rows(self.rotate(x.astype(jnp.float32), role), role)
+        size = _tile_std(rows) if self.normalize_tile else jnp.ones((), jnp.float32)
+        rows = rows / size
+        row_scale, column_scale = balance(rows, self.iterations)
+        codes, scale, zero = quantize_rows(rows / column_scale / row_scale, self.bits(role))
+        row_scale = row_scale * size
+        tile = self.pack_rows(codes, scale * row_scale, zero * row_scale, role)
+        tile["column"] = packing.pack_halves(column_scale[..., 0, :], self.meta_dtype)
+        return tile
+
+    def unpack_tile(self, tile: Tile, role: str, dim: int) -> Tile:
+        """Rtn's, and ``column`` float32 [..., M]."""
+        column = packing.unpack_halves(tile["column"], self.meta_dtype)
+        return super().unpack_tile(tile, role, dim) | {"column": column}
+
+    def decode_tile(self, tile: Tile, role: str, dim: int) -> jax.Array:
+        column = packing.unpack_halves(tile["column"], self.meta_dtype)
+        return super().decode_tile(tile, role, dim) * as_rows(column[..., None, :], role)
+
+    def tile_bytes(self, role: str, dim: int) -> int:
+        return super().tile_bytes(role, dim) + 2 * self.shape(role, dim)[1]
+
+
+def _tile_std(rows: jax.Array) -> jax.Array:
+    """Standard deviation of each whole tile, [..., 1, 1]; 1 for a constant tile."""
+    std = rows.std(axis=(-2, -1), keepdims=True)
+    return jnp.where(std > 1e-10, std, 1.0)
+
+
+def kvarn(
+    key_bits: int = 2,
+    value_bits: int = 2,
+    tile: int = 128,
+    iterations: int = 8,
+    meta_dtype: str = "float16",
+    normalize_tile: bool = False,
+    rotate: bool = True,
+) -> KVarN:
+    """KVarN, post-RoPE, keys per channel and values per token; the head dim is a power of two.
+
+    Args:
+      key_bits, value_bits: 1, 2, 3, 4 or 8.
+      tile: tokens encoded together, even; the paper has 128.
+      iterations: rounds of variance normalisation.
+      meta_dtype: "float16" or "bfloat16", for scales and zeros.
+      normalize_tile: divide a tile by its standard deviation first. The reference (False) never
+        scales down below exp(-0.3), so that tiles much smaller than 1 are not balanced at all.
+      rotate: False takes its input as rotated already.
+
+    Raises:
+      ValueError: for another width, tile or dtype; on use, for a head dim that cannot be rotated.
+    """
+    return KVarN(
+        tile=tile,
+        key_bits=key_bits,
+        value_bits=value_bits,
+        meta_dtype=meta_dtype,
+        iterations=iterations,
+        normalize_tile=normalize_tile,
+        rotation=rotate,
+    )

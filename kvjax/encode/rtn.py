@@ -1,0 +1,103 @@
+"""Round to nearest: keys per channel, values per token, over one tile.
+
+The orientation is KIVI's (arXiv 2402.02750): a key channel keeps its size over many tokens, a value
+token does not. The group is the whole tile: C tokens for a key channel, D channels for a value
+token.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from kvjax.encode import packing
+from kvjax.encode.base import Encoder, Tile
+
+
+def as_rows(x: jax.Array, role: str) -> jax.Array:
+    """[..., C, D] as rows that share a scale: keys [..., D, C], values unchanged. Own inverse."""
+    return x.swapaxes(-1, -2) if role == "key" else x
+
+
+def quantize_rows(rows: jax.Array, bits: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Asymmetric rounding of each row of float32 [..., R, M].
+
+    Returns int32 codes [..., R, M], and float32 scale and zero [..., R, 1], with
+    ``rows ~ codes * scale + zero``. A row without range gets codes 0 and decodes to its value.
+    """
+    levels = 2**bits - 1
+    zero = rows.min(axis=-1, keepdims=True)
+    scale = jnp.maximum((rows.max(axis=-1, keepdims=True) - zero) / levels, 1e-10)
+    codes = jnp.clip(jnp.round((rows - zero) / scale), 0, levels)
+    return codes.astype(jnp.int32), scale, zero
+
+
+@dataclass(frozen=True)
+class Rtn(Encoder):
+    """Round to nearest in ``key_bits`` and ``value_bits``; see :func:`rtn`.
+
+    A tile has R rows of M numbers: R = D, M = C for keys and R = C, M = D for values. It holds
+    ``codes`` int32 [..., words(R), M] and ``affine`` int32 [..., R], a row's 16-bit scale above its
+    16-bit zero.
+    """
+
+    key_bits: int = 4
+    value_bits: int = 4
+    meta_dtype: str = "float16"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        packing.check_bits("key_bits", self.key_bits)
+        packing.check_bits("value_bits", self.value_bits)
+        packing.check_meta_dtype(self.meta_dtype)
+
+    def bits(self, role: str) -> int:
+        """Width of the codes of ``role``."""
+        return self.key_bits if role == "key" else self.value_bits
+
+    def shape(self, role: str, dim: int) -> tuple[int, int]:
+        """(R, M) of a tile."""
+        return (dim, self.tile) if role == "key" else (self.tile, dim)
+
+    def encode_tile(self, x: jax.Array, role: str) -> Tile:
+        self.check_tile(x, role)
+        codes, scale, zero = quantize_rows(as_rows(x.astype(jnp.float32), role), self.bits(role))
+        return self.pack_rows(codes, scale, zero, role)
+
+    def pack_rows(self, codes: jax.Array, scale: jax.Array, zero: jax.Array, role: str) -> Tile:
+        """Codes [..., R, M], scale and zero [..., R, 1] as they are stored."""
+        return {
+            "codes": packing.pack(codes, self.bits(role)),
+            "affine": packing.pack_pair(scale[..., 0], zero[..., 0], self.meta_dtype),
+        }
+
+    def unpack_tile(self, tile: Tile, role: str, dim: int) -> Tile:
+        """``codes`` int32 [..., R, M], ``scale`` and ``zero`` float32 [..., R]."""
+        codes = packing.unpack(tile["codes"], self.bits(role), self.shape(role, dim)[0])
+        scale, zero = packing.unpack_pair(tile["affine"], self.meta_dtype)
+        return {"codes": codes, "scale": scale, "zero": zero}
+
+    def decode_tile(self, tile: Tile, role: str, dim: int) -> jax.Array:
+        plain = self.unpack_tile(tile, role, dim)
+        codes = plain["codes"].astype(jnp.float32)
+        return as_rows(codes * plain["scale"][..., None] + plain["zero"][..., None], role)
+
+    def tile_bytes(self, role: str, dim: int) -> int:
+        rows, minor = self.shape(role, dim)
+        return 4 * packing.words(rows, self.bits(role)) * minor + 4 * rows
+
+
+def rtn(
+    key_bits: int = 4, value_bits: int = 4, tile: int = 128, meta_dtype: str = "float16"
+) -> Rtn:
+    """Round to nearest without rotation: a key channel, a value token share scale and zero.
+
+    Args:
+      key_bits, value_bits: 1, 2, 3, 4 or 8.
+      tile: tokens encoded together, even.
+      meta_dtype: "float16" or "bfloat16", for scales and zeros.
+
+    Raises:
+      ValueError: for another width, tile or dtype.
+    """
+    return Rtn(tile=tile, key_bits=key_bits, value_bits=value_bits, meta_dtype=meta_dtype)
