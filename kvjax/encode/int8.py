@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from kvjax.encode.base import Encoder, Tile, check_role
+from kvjax.encode.rtn import divide
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,8 @@ class Int8(Encoder):
         self.check_tile(x, role)
         x = x.astype(jnp.float32)
         # The floor keeps the scale of a zero token positive; its codes are 0 all the same.
-        scale = jnp.maximum(jnp.abs(x).max(axis=-1) / 127, 1e-6)
-        codes = jnp.clip(jnp.round(x / scale[..., None]), -127, 127)
+        scale = jnp.maximum(divide(jnp.abs(x).max(axis=-1), jnp.float32(127)), 1e-6)
+        codes = jnp.clip(jnp.round(x * (1 / scale[..., None])), -127, 127)
         return {"codes": codes.astype(jnp.int8), "scale": scale}
 
     def unpack_tile(self, tile: Tile, role: str, dim: int) -> Tile:
