@@ -1,0 +1,129 @@
+"""`append`: the only place where tokens enter a cache.
+
+A chunk fills the sinks first, then `recent`. With an encoder, every tile of C tokens that is
+complete leaves `recent` for the body, encoded once and never again. The tile boundaries depend on
+token numbers alone, so any chunking of the same keys and values leaves the same bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from kvjax.cache.segments import Chunk, Exact, LayerCache, Tiles, write_ring, write_run, write_tile
+
+
+def append(layer: LayerCache, chunk: Chunk, lse: Array | None = None) -> LayerCache:
+    """The layer with the chunk's real tokens added.
+
+    Args:
+      layer: the layer as `attend` read it.
+      chunk: T new tokens.
+      lse: [B,T,H] float32 of the step, for selections that score by attention.
+    """
+    del lse  # none of the selections so far needs it
+    here = layer.layout
+    sink = {
+        name: write_run(
+            old, chunk.entries[name], chunk.start, jnp.zeros_like(chunk.start), chunk.length
+        )
+        for name, old in layer.sink.items()
+    }
+    if here.tile:
+        body, recent = _append_tiles(layer, chunk)
+    else:
+        body, recent = layer.body, _append_exact(layer, chunk)
+    return dataclasses.replace(layer, sink=sink, body=body, recent=recent)
+
+
+def _append_exact(layer: LayerCache, chunk: Chunk) -> Exact:
+    first = chunk.start - layer.layout.sink  # negative while the sinks fill
+    if layer.layout.ring:
+        return {
+            n: write_ring(old, chunk.entries[n], first, chunk.length)
+            for n, old in layer.recent.items()
+        }
+    lo = jnp.zeros_like(first)
+    return {
+        n: write_run(old, chunk.entries[n], first, lo, chunk.length)
+        for n, old in layer.recent.items()
+    }
+
+
+def _append_tiles(layer: LayerCache, chunk: Chunk) -> tuple[Tiles, Exact]:
+    here, tokens = layer.layout, chunk.query.shape[1]
+    before = jnp.maximum(chunk.start - here.sink, 0)
+    after = jnp.maximum(chunk.start + chunk.length - here.sink, 0)
+    flushes = (here.tile - 1 + tokens) // here.tile if here.tiles else 0
+    desk = _desk(layer, chunk, before, flushes)
+    first, last = before // here.tile, after // here.tile
+
+    def flush(m: Array | int, body: Tiles) -> Tiles:
+        full = first + m < last
+        new = _encode(layer, {n: _tile_at(d, m, here.tile) for n, d in desk.items()}, full)
+        slot = (first + m) % here.tiles
+        return {
+            name: {leaf: write_tile(old, new[name][leaf], slot, full) for leaf, old in x.items()}
+            for name, x in body.items()
+        }
+
+    body: Tiles = layer.body
+    if flushes == 1:
+        body = flush(0, body)
+    elif flushes > 1:
+        body = lax.fori_loop(0, flushes, flush, body)
+    return body, _left_over(desk, last - first, here.recent, tokens)
+
+
+def _desk(layer: LayerCache, chunk: Chunk, before: Array, flushes: int) -> Exact:
+    """`recent` followed by the chunk, [B,K,R',D]: the tokens that tiles are cut from."""
+    here, tokens = layer.layout, chunk.query.shape[1]
+    skip = jnp.clip(here.sink - chunk.start, 0, tokens)  # tokens that went to the sinks
+    slot = before % here.tile - skip
+    size = here.recent if tokens == 1 else (flushes + 1) * here.tile
+    desk = {}
+    for name, old in layer.recent.items():
+        room = jnp.zeros((*old.shape[:2], size - old.shape[2], old.shape[3]), old.dtype)
+        whole = jnp.concatenate([old, room], 2) if room.shape[2] else old
+        desk[name] = write_run(whole, chunk.entries[name], slot, skip, chunk.length)
+    return desk
+
+
+def _tile_at(desk: Array, m: Array | int, tile: int) -> Array:
+    return lax.dynamic_slice_in_dim(desk, m * tile, tile, 2)
+
+
+def _encode(layer: LayerCache, entries: Exact, full: Array) -> Tiles:
+    """One encoded tile of every row, under one branch for the batch: most steps fill none."""
+    encoder = layer.plan.encode
+    assert encoder is not None
+
+    def encode(entries: Exact) -> Tiles:
+        # Rows without a full tile hold unwritten slots here; they must not meet the arithmetic.
+        return {
+            s.name: encoder.encode_tile(
+                jnp.where(full[:, None, None, None], entries[s.name], 0), s.encode_role
+            )
+            for s in layer.spec.streams
+        }
+
+    shapes = jax.eval_shape(encode, entries)
+
+    def nothing(entries: Exact) -> Tiles:
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    return lax.cond(jnp.any(full), encode, nothing, entries)
+
+
+def _left_over(desk: Exact, flushed: Array, size: int, tokens: int) -> Exact:
+    """The tokens after the last whole tile of each row."""
+    if tokens == 1:  # a step that fills a tile leaves nothing behind it
+        return desk
+
+    def one(x: Array, tiles: Array) -> Array:
+        return lax.dynamic_slice_in_dim(x, tiles * size, size, 1)
+
+    return {name: jax.vmap(one)(x, flushed) for name, x in desk.items()}

@@ -1,0 +1,218 @@
+"""`attend`: a chunk's queries read the cache as it stood before the chunk, and the chunk itself.
+
+Each segment is one partial; `merge` joins them. The chunk's own keys and values are read exact
+and causal, only later chunks read them as they were stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from kvjax.cache.partials import Block, Partial, merge, read
+from kvjax.cache.segments import Chunk, Exact, LayerCache
+from kvjax.cache.spec import LayerSpec, StreamSpec
+
+BLOCK = 512  # entries read at a time: their scores and masked values stay small
+
+
+def attend(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
+    """The chunk's attention output.
+
+    Args:
+      layer: the layer before the chunk.
+      query: [B,T,H,D], after RoPE.
+      chunk: the chunk that `query` belongs to.
+
+    Returns:
+      out [B,T,H,Dv] float32 and lse [B,T,H] float32. Rows beyond `chunk.length` hold no meaning.
+    """
+    result = own_partial(layer.spec, query, chunk, layer.layout.window)
+    if layer.recent and layer.layout.recent:
+        result = merge(result, _recent_partial(layer, query, chunk))
+    if layer.body and layer.layout.tiles:
+        result = merge(result, _body_partial(layer, query, chunk))
+    if layer.sink and layer.layout.sink:
+        result = merge(result, _sink_partial(layer, query, chunk))
+    return result
+
+
+def own_partial(
+    spec: LayerSpec, query: Array, chunk: Chunk, window: int | None, checkpoint: bool = False
+) -> Partial:
+    """The chunk over itself: exact, causal. The only partial of a model without a cache."""
+    tokens = query.shape[1]
+    width = min(tokens, BLOCK)
+    stored, valid_until = chunk.entries, chunk.length
+
+    def load(i: Array | int) -> Block:
+        index, fresh = _block_slots(i, width, tokens)
+        position = chunk.start[:, None] + index
+        return _block(spec, stored, index, position, (index < valid_until[:, None]) & fresh)
+
+    return read(
+        query,
+        chunk.positions,
+        load,
+        -(-tokens // width),
+        spec,
+        window=window,
+        causal=True,
+        checkpoint=checkpoint,
+    )
+
+
+def _block_slots(i: Array | int, width: int, size: int) -> tuple[Array, Array]:
+    """Slots of block i, [width], and which of them no earlier block has read: the last block
+    starts early when the width does not divide the size."""
+    base = jnp.minimum(i * width, size - width)
+    index = base + jnp.arange(width, dtype=jnp.int32)
+    return index, index >= i * width
+
+
+def _block(spec: LayerSpec, stored: Exact, index: Array, position: Array, valid: Array) -> Block:
+    width = index.shape[0]
+
+    def cut(stream: StreamSpec) -> Array:
+        whole = stored[stream.name]
+        if width == whole.shape[2]:
+            return whole
+        return lax.dynamic_slice_in_dim(whole, index[0], width, 2)
+
+    key = _join([cut(s) for s in spec.key_streams])
+    value = _join([cut(s) for s in spec.value_streams])
+    return Block(key, value, position, valid)
+
+
+def _join(parts: list[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, -1)
+
+
+def _recent_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
+    here = layer.layout
+    held = jnp.maximum(chunk.start - here.sink, 0)[:, None]  # non-sink tokens so far
+    width = min(here.recent, BLOCK)
+
+    def load(i: Array | int) -> Block:
+        slot, fresh = _block_slots(i, width, here.recent)
+        if here.ring:
+            number = held - 1 - (held - 1 - slot) % here.recent
+        elif here.tile:
+            number = held - held % here.tile + slot
+        else:
+            number = jnp.broadcast_to(slot, (held.shape[0], width))
+        valid = (number >= 0) & (number < held) & fresh
+        return _block(layer.spec, layer.recent, slot, here.sink + number, valid)
+
+    used = held % here.tile if here.tile else jnp.minimum(held, here.recent)
+    count = _blocks(used, width, here.recent)
+    return read(query, chunk.positions, load, count, layer.spec, window=here.window)
+
+
+def _blocks(used: Array, width: int, size: int) -> Array | int:
+    """How many blocks hold anything in the longest row; a plain 1 when there is just one."""
+    return 1 if size <= width else -(-jnp.max(used) // width)
+
+
+def _sink_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
+    here, positions = layer.layout, chunk.positions
+    width = min(here.sink, BLOCK)
+    if layer.plan.select.rerotate and here.window is not None:
+        # Kept tokens take consecutive positions: the sinks stand right before the window.
+        shift = jnp.minimum(positions, here.sink + here.window - 1) - positions
+        query = rotate_by(query, shift, chunk.inverse_frequencies)
+
+    def load(i: Array | int) -> Block:
+        slot, fresh = _block_slots(i, width, here.sink)
+        held = jnp.minimum(chunk.start, here.sink)[:, None]
+        position = jnp.broadcast_to(slot, (held.shape[0], width))
+        return _block(layer.spec, layer.sink, slot, position, (slot < held) & fresh)
+
+    used = jnp.minimum(chunk.start, here.sink)
+    return read(query, positions, load, _blocks(used, width, here.sink), layer.spec, window=None)
+
+
+def _body_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
+    """Encoded tiles, a few at a time: no dequantized copy of the whole body ever exists."""
+    here, spec, encoder = layer.layout, layer.spec, layer.plan.encode
+    assert encoder is not None
+    made = (jnp.maximum(chunk.start - here.sink, 0) // here.tile)[:, None]  # tiles so far
+    width = min(here.tiles, max(1, BLOCK // here.tile))
+    within = jnp.arange(here.tile, dtype=jnp.int32)
+
+    def load(i: Array | int) -> Block:
+        slot, fresh = _block_slots(i, width, here.tiles)
+        number = made - 1 - (made - 1 - slot) % here.tiles  # the tile that a slot holds now
+        token = (number[..., None] * here.tile + within).reshape(made.shape[0], -1)
+        valid = jnp.repeat((number >= 0) & fresh, here.tile, axis=1)
+        part = {s.name: _decode(layer, s, slot[0], width) for s in spec.streams}
+        key = _join([part[s.name] for s in spec.key_streams])
+        value = _join([part[s.name] for s in spec.value_streams])
+        return Block(key, value, here.sink + token, valid)
+
+    stored = _join_frames(layer, query)
+    count = _blocks(jnp.minimum(made, here.tiles), width, here.tiles)
+    out, lse = read(stored, chunk.positions, load, count, spec, window=here.window)
+    return Partial(_unrotate(layer, out), lse)
+
+
+def _decode(layer: LayerCache, stream: StreamSpec, first: Array, width: int) -> Array:
+    """Tiles first … first + width of one stream, [B,K,width·C,D] in the stored frame."""
+    encoder = layer.plan.encode
+    assert encoder is not None
+    leaves = dict(layer.body[stream.name])
+    tile = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, first, width, 2), leaves)
+    x = encoder.decode_tile(tile, stream.encode_role, stream.dim)  # [B,K,width,C,D]
+    return x.reshape(*x.shape[:2], width * encoder.tile, stream.dim)
+
+
+def _join_frames(layer: LayerCache, query: Array) -> Array:
+    """The query in the frame of the stored keys: each key stream turns its own part."""
+    encoder = layer.plan.encode
+    assert encoder is not None
+    parts, at = [], 0
+    for stream in layer.spec.key_streams:
+        parts.append(encoder.rotate(query[..., at : at + stream.dim], stream.encode_role))
+        at += stream.dim
+    return _join(parts)
+
+
+def _unrotate(layer: LayerCache, out: Array) -> Array:
+    encoder = layer.plan.encode
+    assert encoder is not None
+    parts, at = [], 0
+    for stream in layer.spec.value_streams:
+        parts.append(encoder.unrotate(out[..., at : at + stream.dim], stream.encode_role))
+        at += stream.dim
+    return _join(parts)
+
+
+def rotate_by(x: Array, shift: Array, inverse_frequencies: Array | None) -> Array:
+    """Turns x [B,T,H,D], already at its own position, on by `shift` [B,T] positions (RoPE)."""
+    if inverse_frequencies is None:
+        return x
+    angle = shift.astype(jnp.float32)[..., None] * inverse_frequencies
+    return rope(x, jnp.cos(angle), jnp.sin(angle))
+
+
+def rope(x: Array, cos: Array, sin: Array) -> Array:
+    """Rotary embedding, halves paired (Su et al., arXiv 2104.09864, in Hugging Face's layout).
+
+    x: [B,T,H,D]; cos, sin: [B,T,R/2] float32 with R ≤ D, channels beyond R pass through.
+    """
+    half = cos.shape[-1]
+    cos, sin = cos[:, :, None], sin[:, :, None]
+    a, b = x[..., :half].astype(jnp.float32), x[..., half : 2 * half].astype(jnp.float32)
+    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
+    return turned if 2 * half == x.shape[-1] else jnp.concatenate([turned, x[..., 2 * half :]], -1)
+
+
+def empty_streams(spec: LayerSpec, batch: int, slots: int) -> Mapping[str, Array]:
+    """Zeroed exact slots for each stream, [B,K,slots,D]; no arrays where there are no slots."""
+    if slots == 0:
+        return {}
+    dtype = jnp.dtype(spec.dtype)
+    return {s.name: jnp.zeros((batch, s.heads, slots, s.dim), dtype) for s in spec.streams}

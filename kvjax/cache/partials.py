@@ -1,0 +1,149 @@
+"""Partial attention: each piece of a cache answers a query with (out, lse), and answers merge.
+
+A partial over a set of entries is `out = Σ softmax(s)·v` over that set alone and
+`lse = log Σ exp(s)`. Two partials over disjoint sets merge exactly into the partial over their
+union (the online softmax of Milakov & Gimelshein, arXiv 1805.02867; the split of
+"Flash-Decoding", Dao et al. 2023), so no reader ever needs to know of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from kvjax.cache.spec import LayerSpec
+
+
+class Partial(NamedTuple):
+    """out [B,T,H,D] float32 and lse [B,T,H] float32; lse = −inf (and out = 0) where empty."""
+
+    out: Array
+    lse: Array
+
+
+class Block(NamedTuple):
+    """A run of entries that one loop step reads.
+
+    key [B,K,S,Dk], value [B,K,S,Dv], position [B,S] int32 (the tokens' positions), valid [B,S].
+    What lies in invalid entries never matters; it may be NaN.
+    """
+
+    key: Array
+    value: Array
+    position: Array
+    valid: Array
+
+
+class _State(NamedTuple):
+    top: Array  # [B,K,Q] the running maximum of the scores
+    total: Array  # [B,K,Q] Σ exp(s − top)
+    out: Array  # [B,K,Q,Dv] Σ exp(s − top)·v
+
+
+def merge(a: Partial, b: Partial) -> Partial:
+    """The partial over the union of two disjoint sets of entries; either may be empty."""
+    top = jnp.maximum(a.lse, b.lse)
+    top = jnp.where(jnp.isfinite(top), top, 0.0)
+    wa, wb = jnp.exp(a.lse - top), jnp.exp(b.lse - top)
+    total = wa + wb
+    share = jnp.where(total > 0, total, 1.0)
+    out = (wa / share)[..., None] * a.out + (wb / share)[..., None] * b.out
+    return Partial(out, jnp.where(total > 0, top + jnp.log(share), -jnp.inf))
+
+
+def group_queries(query: Array, kv_heads: int) -> Array:
+    """[B,T,H,D] -> [B,K,G·T,D]: all queries that read one KV head, heads before tokens."""
+    b, t, h, d = query.shape
+    grouped = query.reshape(b, t, kv_heads, h // kv_heads, d).transpose(0, 2, 3, 1, 4)
+    return grouped.reshape(b, kv_heads, (h // kv_heads) * t, d)
+
+
+def ungroup(x: Array, tokens: int) -> Array:
+    """[B,K,G·T,...] -> [B,T,H,...], the inverse of `group_queries`."""
+    b, k, q = x.shape[:3]
+    x = x.reshape(b, k, q // tokens, tokens, *x.shape[3:])
+    return jnp.moveaxis(x, 3, 1).reshape(b, tokens, k * (q // tokens), *x.shape[4:])
+
+
+def _mask(block: Block, positions: Array, window: int | None, causal: bool) -> Array:
+    """[B,T,S]: which entries each query may read."""
+    mask = block.valid[:, None, :]
+    if causal:
+        mask &= block.position[:, None, :] <= positions[:, :, None]
+    if window is not None:
+        mask &= block.position[:, None, :] > positions[:, :, None] - window
+    return mask
+
+
+def _update(state: _State, query: Array, mask: Array, block: Block, spec: LayerSpec) -> _State:
+    scores = jnp.einsum("bkqd,bksd->bkqs", query, block.key, preferred_element_type=jnp.float32)
+    scores = scores * spec.scale
+    if spec.softcap is not None:
+        scores = spec.softcap * jnp.tanh(scores / spec.softcap)
+    b, k, q, s = scores.shape
+    tokens = mask.shape[1]
+    scores = scores.reshape(b, k, q // tokens, tokens, s)
+    scores = jnp.where(mask[:, None, None], scores, -jnp.inf).reshape(b, k, q, s)
+    top = jnp.maximum(state.top, scores.max(-1))
+    safe = jnp.where(jnp.isfinite(top), top, 0.0)
+    p = jnp.exp(scores - safe[..., None])
+    keep = jnp.exp(state.top - safe)
+    value = jnp.where(block.valid[:, None, :, None], block.value, 0)
+    new = jnp.einsum(
+        "bkqs,bksd->bkqd", p.astype(value.dtype), value, preferred_element_type=jnp.float32
+    )
+    return _State(top, keep * state.total + p.sum(-1), keep[..., None] * state.out + new)
+
+
+def read(
+    query: Array,
+    positions: Array,
+    load: Callable[[Array | int], Block],
+    count: Array | int,
+    spec: LayerSpec,
+    *,
+    window: int | None,
+    causal: bool = False,
+    checkpoint: bool = False,
+) -> Partial:
+    """The partial over `count` blocks of entries, read one after another.
+
+    Args:
+      query: [B,T,H,Dk], in the frame in which the entries are stored.
+      positions: [B,T] int32, the queries' positions.
+      load: block index -> `Block`.
+      count: how many blocks hold anything; a traced count costs only the blocks that exist, a
+        Python int can be differentiated through.
+      spec: scale, softcap and head counts.
+      window: sliding window in tokens, or None.
+      causal: whether an entry may lie after a query (only a chunk's own entries can).
+      checkpoint: recompute a block's scores in the backward pass rather than keep them.
+    """
+    tokens = query.shape[1]
+    grouped = group_queries(query, spec.kv_heads)
+    dim = sum(s.dim for s in spec.value_streams)
+    shape = grouped.shape[:3]
+    state = _State(
+        jnp.full(shape, -jnp.inf, jnp.float32),
+        jnp.zeros(shape, jnp.float32),
+        jnp.zeros((*shape, dim), jnp.float32),
+    )
+
+    def body(i: Array | int, state: _State) -> _State:
+        block = load(i)
+        return _update(state, grouped, _mask(block, positions, window, causal), block, spec)
+
+    if checkpoint:
+        body = jax.checkpoint(body)
+    state = (
+        body(0, state)
+        if isinstance(count, int) and count == 1
+        else lax.fori_loop(0, count, body, state)
+    )
+    total = jnp.where(state.total > 0, state.total, 1.0)
+    lse = jnp.where(state.total > 0, state.top + jnp.log(total), -jnp.inf)
+    return Partial(ungroup(state.out / total[..., None], tokens), ungroup(lse, tokens))

@@ -1,0 +1,155 @@
+"""The readable pieces of a decoder layer, in Flax NNX. Each family is a choice among them.
+
+Attribute names follow Hugging Face's tensor names, so that a path in the module tree is the name
+in the file. Linear kernels are stored [in, out] (Hugging Face stores [out, in]).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from kvjax.cache.attend import rope
+from kvjax.cache.segments import Chunk
+from kvjax.cache.spec import LayerSpec, heads_spec
+from kvjax.models.config import DecoderConfig, LayerConfig
+
+Tensors = Mapping[str, np.ndarray]
+
+
+class Linear(nnx.Module):
+    """y = x @ kernel (+ bias); kernel [in, out]."""
+
+    def __init__(self, tensors: Tensors, name: str, dtype: str, bias: bool = False) -> None:
+        self.kernel = nnx.Param(to_array(tensors[f"{name}.weight"], dtype, transpose=True))
+        self.bias = nnx.Param(to_array(tensors[f"{name}.bias"], dtype)) if bias else None
+
+    def __call__(self, x: Array) -> Array:
+        y = x @ self.kernel[...]
+        return y if self.bias is None else y + self.bias[...]
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) · (offset + weight), in float32; over the last axis."""
+
+    def __init__(self, tensors: Tensors, name: str, config: DecoderConfig, dtype: str) -> None:
+        self.weight = nnx.Param(to_array(tensors[f"{name}.weight"], dtype))
+        self.eps, self.offset = config.norm_eps, config.norm_offset
+
+    def __call__(self, x: Array) -> Array:
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.eps)
+        return (wide * (self.offset + self.weight[...].astype(jnp.float32))).astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Projections around a cache's `attend`: MHA, GQA or MQA, with or without RoPE."""
+
+    def __init__(
+        self, tensors: Tensors, name: str, config: DecoderConfig, layer: LayerConfig, dtype: str
+    ) -> None:
+        c = config
+        self.q_proj = Linear(tensors, f"{name}.q_proj", dtype, c.qkv_bias)
+        self.k_proj = Linear(tensors, f"{name}.k_proj", dtype, c.qkv_bias)
+        self.v_proj = Linear(tensors, f"{name}.v_proj", dtype, c.qkv_bias)
+        self.o_proj = Linear(tensors, f"{name}.o_proj", dtype, c.o_bias)
+        self.q_norm = RMSNorm(tensors, f"{name}.q_norm", c, dtype) if c.qk_norm else None
+        self.k_norm = RMSNorm(tensors, f"{name}.k_norm", c, dtype) if c.qk_norm else None
+        self.config, self.rope = config, layer.rope
+
+    def chunk(self, hidden: Array, start: Array, count: Array) -> Chunk:
+        """What T new tokens bring: hidden [B,T,E]; start, count [B] int32."""
+        c, (batch, tokens, _) = self.config, hidden.shape
+        query = self.q_proj(hidden).reshape(batch, tokens, c.num_heads, c.head_dim)
+        key = self.k_proj(hidden).reshape(batch, tokens, c.num_kv_heads, c.head_dim)
+        value = self.v_proj(hidden).reshape(batch, tokens, c.num_kv_heads, c.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        turned_query, turned_key, frequencies = query, key, None
+        if self.rope is not None:
+            inverse, factor = self.rope.inverse_frequencies(c.head_dim)
+            frequencies = jnp.asarray(inverse)
+            position = start[:, None] + jnp.arange(tokens, dtype=jnp.int32)
+            angle = position.astype(jnp.float32)[..., None] * frequencies
+            cos, sin = jnp.cos(angle) * factor, jnp.sin(angle) * factor
+            turned_query, turned_key = rope(query, cos, sin), rope(key, cos, sin)
+        entries = {"k": turned_key.swapaxes(1, 2), "v": value.swapaxes(1, 2)}
+        return Chunk(entries, start, count, turned_query, key, hidden, frequencies)
+
+    def project(self, out: Array, dtype: jnp.dtype) -> Array:
+        """[B,T,H,D] -> [B,T,E]."""
+        return self.o_proj(out.astype(dtype).reshape(*out.shape[:2], -1))
+
+
+class MLP(nnx.Module):
+    """down(act(gate(x)) · up(x))."""
+
+    def __init__(self, tensors: Tensors, name: str, config: DecoderConfig, dtype: str) -> None:
+        self.gate_proj = Linear(tensors, f"{name}.gate_proj", dtype, config.mlp_bias)
+        self.up_proj = Linear(tensors, f"{name}.up_proj", dtype, config.mlp_bias)
+        self.down_proj = Linear(tensors, f"{name}.down_proj", dtype, config.mlp_bias)
+        self.activation = config.activation
+
+    def __call__(self, x: Array) -> Array:
+        act = jax.nn.silu if self.activation == "silu" else _gelu_tanh
+        return self.down_proj(act(self.gate_proj(x)) * self.up_proj(x))
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return jax.nn.gelu(x, approximate=True)
+
+
+class Block(nnx.Module):
+    """One decoder layer: attention and MLP, each between norms and a residual."""
+
+    def __init__(
+        self, tensors: Tensors, name: str, config: DecoderConfig, layer: LayerConfig, dtype: str
+    ) -> None:
+        def norm(which: str) -> RMSNorm:
+            return RMSNorm(tensors, f"{name}.{which}", config, dtype)
+
+        self.input_layernorm = norm("input_layernorm")
+        self.self_attn = Attention(tensors, f"{name}.self_attn", config, layer, dtype)
+        self.post_attention_layernorm = norm("post_attention_layernorm")
+        self.mlp = MLP(tensors, f"{name}.mlp", config, dtype)
+        sandwich = config.sandwich_norms
+        self.pre_feedforward_layernorm = norm("pre_feedforward_layernorm") if sandwich else None
+        self.post_feedforward_layernorm = norm("post_feedforward_layernorm") if sandwich else None
+
+    def chunk(self, x: Array, start: Array, count: Array) -> Chunk:
+        """The layer's new entries and queries from the residual stream x [B,T,E]."""
+        return self.self_attn.chunk(self.input_layernorm(x), start, count)
+
+    def combine(self, x: Array, out: Array) -> Array:
+        """The residual stream after the layer, given attention's output [B,T,H,D]."""
+        attended = self.self_attn.project(out, x.dtype)
+        if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
+            x = x + attended
+            return x + self.mlp(self.post_attention_layernorm(x))
+        x = x + self.post_attention_layernorm(attended)
+        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+
+
+def layer_spec(config: DecoderConfig, layer: LayerConfig, dtype: str) -> LayerSpec:
+    """What the cache must hold for one layer."""
+    return heads_spec(
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        scale=config.attention_scale,
+        softcap=config.attention_softcap,
+        window=layer.window,
+        dtype=dtype,
+    )
+
+
+def to_array(tensor: np.ndarray, dtype: str, transpose: bool = False) -> Array:
+    """A tensor of a file as a device array of `dtype`; converts one tensor at a time."""
+    host = np.asarray(tensor)
+    host = np.ascontiguousarray(host.T) if transpose else host
+    return jnp.asarray(host.astype(jnp.dtype(dtype), copy=False))
