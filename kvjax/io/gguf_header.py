@@ -74,7 +74,7 @@ class _Cursor:
 def read_header(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     """Metadata by key (text, numbers, lists of text, NumPy arrays) and the tensors by name."""
     cursor = _Cursor(path, file_size(path))
-    if cursor.take(4, "magic") != b"GGUF":
+    if bytes(cursor.take(4, "magic")) != b"GGUF":
         raise FileError(path, "does not begin with GGUF")
     version = cursor.number("I", "version")
     if version not in (2, 3):
