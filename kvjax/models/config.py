@@ -271,7 +271,8 @@ def _rope(v: Values, family: str, sliding: bool) -> RopeConfig:
     if p.optional_number("partial_rotary_factor") not in (None, 1.0):
         raise ValueError("partial_rotary_factor: only 1 is supported")
     theta = p.number("rope_theta", v.number("rope_theta", 10000.0))
-    name = p.get("rope_type") or p.get("type") or "default"
+    given = [p.get(key) for key in ("rope_type", "type") if p.get(key) is not None]
+    name = given[0] if given else "default"
     if not isinstance(name, str):
         raise ValueError(f"rope_type: {show(name)} is not a name")
     if name == "default":
