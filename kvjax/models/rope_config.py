@@ -42,7 +42,7 @@ class RopeConfig:
             )
 
     def inverse_frequencies(self, dim: int) -> tuple[np.ndarray, float]:
-        """Angles per position of a head of `dim`: [dim/2] float32, and the factor on cos and sin."""
+        """Angle per position of a head of `dim`: [dim/2] float32, and the factor on cos and sin."""
         plain = self.theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
         if self.kind == "linear":
             plain = plain / self.factor
