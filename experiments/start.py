@@ -1,0 +1,98 @@
+"""The front half that `launch` and `sweep` share: flags, checks, then points, table and picture."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from experiments import plot, points, table
+from experiments.args import check_types, node_at
+
+CONFIG = config_flags.DEFINE_config_file("config", None, "the study, such as configs/x.py:smoke")
+WORKDIR = flags.DEFINE_string("workdir", "", "where results go and are found again")
+RUNNER = flags.DEFINE_enum("runner", "local", ["local", "ray"], "where points run")
+
+
+def parse(argv: list[str]) -> list[str]:
+    """For `app.run(main, flags_parser=parse)`: a wrong flag or field is one line and exit code 2.
+
+    `config_flags` alone answers an unknown field with a traceback that does not say what there is.
+    """
+    try:
+        _check_paths(argv)
+        return flags.FLAGS(argv)
+    except (flags.Error, ValueError, AttributeError, TypeError, KeyError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _check_paths(argv: list[str]) -> None:
+    """`ValueError` for an override such as `--config.lenght=1`, or a file that cannot be read."""
+    words = " ".join(argv).replace("--config ", "--config=").split(" ")
+    files = [word.partition("=")[2] for word in words if word.startswith("--config=")]
+    if not files:
+        raise ValueError("--config: missing; name a config file, such as configs/head_to_head.py")
+    module, arg = config_module(files[-1])
+    config = module.get_config(arg)
+    for flag in argv:
+        if flag.startswith("--config."):
+            node_at(config, flag.removeprefix("--config.").partition("=")[0])
+
+
+def config_module(flag: str) -> tuple[ModuleType, str]:
+    """The config file's module and the argument, of a flag such as `configs/x.py:smoke`."""
+    path, _, arg = flag.partition(".py:")
+    path = path if path.endswith(".py") else path + ".py"
+    spec = importlib.util.spec_from_file_location("kvjax_config", path)
+    if spec is None or spec.loader is None or not Path(path).exists():
+        raise ValueError(f"--config={flag}: there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module, arg
+
+
+MakePoints = Callable[[ModuleType, ConfigDict, list[str]], list[points.Point]]
+
+
+def run(make_points: MakePoints, argv: list[str]) -> int:
+    """Checks everything, runs what has no result, then makes the table and the picture."""
+    try:
+        if len(argv) > 1:
+            raise ValueError(f"unexpected {argv[1:]}; fields are set with --config.field=value")
+        if not WORKDIR.value:
+            raise ValueError("--workdir: missing; name a folder for the results")
+        chosen = checked_points(make_points)
+        outcomes = points.run_all(chosen, Path(WORKDIR.value), RUNNER.value)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    code = points.finish(outcomes)
+    show(Path(WORKDIR.value))
+    return code
+
+
+def checked_points(make_points: MakePoints) -> list[points.Point]:
+    """The points of the config flag; `ValueError` for anything wrong with it."""
+    config = CONFIG.value
+    module, arg = config_module(config_flags.get_config_filename(flags.FLAGS["config"]))
+    check_types(config, module.get_config(arg))
+    points.study(config).validate(config)
+    by_hand = list(config_flags.get_override_values(flags.FLAGS["config"]))
+    return make_points(module, config, by_hand)
+
+
+def show(workdir: Path) -> None:
+    """Writes and prints the table of whatever has a result; says where everything is."""
+    results = table.load(workdir)
+    if not results:
+        return
+    for path in table.write(results, workdir):
+        if path.suffix == ".md":
+            print("\n" + path.read_text("utf-8"))
+        print(f"wrote {path}")
+    for path in plot.write(results, workdir):
+        print(f"wrote {path}")
