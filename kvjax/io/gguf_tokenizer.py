@@ -12,7 +12,7 @@ from kvjax.io.files import FileError, quote
 from kvjax.io.tokenizer import Tokenizer
 from kvjax.models.config import DecoderConfig
 
-_CONTROL, _USER_DEFINED = 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _MAX_PIECE = 512  # characters; no vocabulary has a longer piece, and all its splits are tried
 
 _QWEN2 = (
@@ -118,7 +118,7 @@ def _merges(
 ) -> list[tuple[str, str]]:
     """Every way to make a piece of two others, the best-scored piece first."""
     found = []
-    for i in np.flatnonzero((kinds != _CONTROL) & (kinds != _USER_DEFINED)):
+    for i in np.flatnonzero(kinds == _NORMAL):
         piece = tokens[i]
         if len(piece) > _MAX_PIECE:
             raise FileError(path, f"tokenizer.ggml.tokens: {quote(piece)} is {len(piece)} long")
@@ -133,13 +133,12 @@ def _add_special(
     path: Path, data: Mapping[str, Any], tokens: list[str], backend: tokenizers.Tokenizer
 ) -> None:
     kinds = _kinds(path, data, len(tokens))
-    for kind, special in ((_CONTROL, True), (_USER_DEFINED, False)):
-        added = [
-            AddedToken(tokens[i], special=special, normalized=False)
-            for i in np.flatnonzero(kinds == kind)
-            if tokens[i]
-        ]
-        (backend.add_special_tokens if special else backend.add_tokens)(added)
+    added = []
+    for i, kind in enumerate(kinds.tolist()):
+        special = kind in (_UNKNOWN, _CONTROL)
+        if tokens[i] and (special or kind == _USER_DEFINED):
+            added.append(AddedToken(tokens[i], special=special, normalized=False))
+    backend.add_tokens(added)
     first, last = _edge(path, data, tokens, "bos"), _edge(path, data, tokens, "eos")
     edges = {"B": first, "E": last}  # stand-ins: a token's own text may not suit the template
     marks = [{"id": n, "ids": [e[1]], "tokens": [e[0]]} for n, e in edges.items() if e]

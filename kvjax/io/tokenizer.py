@@ -102,11 +102,14 @@ def load_tokenizer(folder: Path, eos_ids: Sequence[int] = ()) -> Tokenizer | Non
 def _backend(path: Path) -> tokenizers.Tokenizer:
     file_size(path)  # FileError if it is no plain file
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        backend = tokenizers.Tokenizer.from_file(str(path))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic in the Rust code is no Exception
         raise FileError(path, f"is no tokenizer: {str(error)[:120]}") from None
+    backend.no_truncation()  # a file may ask for either; a text's ids would depend on it
+    backend.no_padding()
+    return backend
 
 
 def _optional_json(path: Path) -> dict[str, Any]:

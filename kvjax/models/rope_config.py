@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvjax.models.config_values import show
+
 
 @dataclass(frozen=True)
 class RopeConfig:
@@ -26,10 +28,9 @@ class RopeConfig:
     def __post_init__(self) -> None:
         if not self.theta > 1:
             raise ValueError(f"rope_theta: {self.theta} must be above 1")
-        if self.kind not in ("default", "linear", "llama3", "yarn"):
-            raise ValueError(
-                f"rope_type: {self.kind!r} is not supported; use default, linear, llama3 or yarn"
-            )
+        known = ("default", "linear", "llama3", "yarn")
+        if self.kind not in known:
+            raise ValueError(f"rope_type: {show(self.kind)} is none of {', '.join(known)}")
         if self.kind in ("llama3", "yarn") and self.original_context < 1:
             raise ValueError(
                 f"original_max_position_embeddings: {self.original_context} for rope_type"

@@ -222,6 +222,10 @@ def test_chat_template_in_a_sandbox() -> None:
 def test_save_and_load(tmp_path: Path) -> None:
     published, ours = PAIRS["qwen2"]
     Tokenizer(ours.backend, 1, (2, 3), TEMPLATE).save(tmp_path)
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.enable_truncation(4)
+    backend.enable_padding(length=4)
+    backend.save(str(tmp_path / "tokenizer.json"))
     again = load_tokenizer(tmp_path)
     assert again is not None
     assert (again.bos_id, again.eos_ids, again.template) == (1, (2, 3), TEMPLATE)
