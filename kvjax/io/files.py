@@ -27,7 +27,10 @@ class FileError(ValueError):
 
 def quote(value: object, limit: int = 80) -> str:
     """A name or value out of a file, printable and short."""
-    text = repr(value[: 2 * limit] if isinstance(value, str) else value)
+    try:
+        text = repr(value[: 2 * limit] if isinstance(value, str | list) else value)
+    except RecursionError:  # how deep JSON and repr may nest differs from Python to Python
+        text = f"a {type(value).__name__}"
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
