@@ -117,9 +117,7 @@ def _gemma3(m: _Metadata, head_dim: float) -> dict[str, Any]:
     return config | {"sliding_window_pattern": pattern}
 
 
-def _rope_scaling(
-    m: _Metadata, factors: np.ndarray | None, head_dim: int
-) -> dict[str, Any] | None:
+def _rope_scaling(m: _Metadata, factors: np.ndarray | None, head_dim: int) -> dict[str, Any] | None:
     if factors is not None:
         return _llama3(m, factors, head_dim)
     kind = m.get("rope.scaling.type", "none")

@@ -27,9 +27,7 @@ _SPLITS = {  # tokenizer.ggml.pre -> how text is split before merging
 }  # fmt: skip
 
 
-def gguf_tokenizer(
-    path: Path, data: Mapping[str, Any], config: DecoderConfig
-) -> Tokenizer | None:
+def gguf_tokenizer(path: Path, data: Mapping[str, Any], config: DecoderConfig) -> Tokenizer | None:
     """The tokenizer, None where the file has none; FileError names the key that is damaged."""
     model = data.get("tokenizer.ggml.model", "none")
     if model == "none":

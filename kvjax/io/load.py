@@ -23,9 +23,7 @@ _SMOLLM2_BYTES = 98_362_432
 _SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
-def load(
-    folder_or_name: str | Path, dtype: str = "float32"
-) -> "tuple[Decoder, Tokenizer | None]":
+def load(folder_or_name: str | Path, dtype: str = "float32") -> "tuple[Decoder, Tokenizer | None]":
     """A model and its tokenizer (None where there is none), its weights in `dtype`.
 
     Takes a Hugging Face folder, a .gguf file, or the name "smollm2-135m": the real SmolLM2-135M

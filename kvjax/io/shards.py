@@ -85,9 +85,7 @@ def _whole_numbers(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
 
 
-def _stored(
-    path: Path, dtype: str, shape: tuple[int, ...], first: int, last: int
-) -> StoredTensor:
+def _stored(path: Path, dtype: str, shape: tuple[int, ...], first: int, last: int) -> StoredTensor:
     def read() -> np.ndarray:
         if first == last:
             return np.zeros(shape, DTYPES[_FLOATS[dtype]])

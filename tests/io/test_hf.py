@@ -65,9 +65,7 @@ NAME = "model.layers.1.self_attn.k_proj.weight"
         (np.zeros((32, 64), np.float64), "dtype 'F64'"),
     ],
 )
-def test_a_tensor_that_does_not_fit(
-    value: np.ndarray | None, message: str, folder: Path
-) -> None:
+def test_a_tensor_that_does_not_fit(value: np.ndarray | None, message: str, folder: Path) -> None:
     change(folder, NAME, value)
     with pytest.raises(FileError, match=rf"model.*tensor '{NAME}': {message}"):
         load_folder(folder)

@@ -62,7 +62,9 @@ BAD = {
     "no object as entry": ({"w": 3}, None, "'w': its header entry"),
     "unknown dtype": ({"w": entry(dtype="F12")}, None, "'w': unknown dtype 'F12'"),
     "dtype nested deeply": (
-        b'{"w": {"dtype": ' + b"[" * 500 + b"]" * 500 + b"}}", None, "'w': unknown dtype [["
+        b'{"w": {"dtype": ' + b"[" * 500 + b"]" * 500 + b"}}",
+        None,
+        "'w': unknown dtype [[",
     ),
     "dtype of another kind": ({"w": entry(dtype=["F32"])}, None, "'w': unknown dtype"),
     "negative shape": ({"w": entry(shape=[-2])}, None, "'w': bad shape"),
