@@ -10,7 +10,9 @@ the best repetition counts. Transformers' default cache and its static cache are
 the faster one is the one compared with. Prints a JSON line per side and a table with ratios.
 
 The whole grid takes about an hour on two cores; `--contexts 512 --batches 1 --repeats 1` about two
-minutes. Leave the machine alone meanwhile: what else ran is printed with the results.
+minutes. Leave the machine alone meanwhile: what else ran is printed with the results. Where it
+can't be left alone, `--threads 1 --by cpu` gives tokens per CPU second, which hardly depends on
+what else runs.
 """
 
 import argparse
@@ -55,9 +57,12 @@ def parse() -> argparse.Namespace:
         help="a side begins no further repetition of a phase after this",
     )
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--by", choices=("seconds", "cpu"), default="seconds")
     parser.add_argument("--model", default="smollm2-135m", help="a name, or a Hugging Face folder")
     parser.add_argument("--out", type=Path, help="a folder for decode.jsonl and decode.md")
     args = parser.parse_args()
+    if args.by == "cpu" and args.threads != 1:
+        parser.error("--by cpu: threads that wait for each other use CPU too; add --threads 1")
     for option, given, known in (("caches", args.caches, OURS), ("peers", args.peers, PEERS)):
         if unknown := set(given) - set(known):
             parser.error(f"--{option}: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
@@ -129,6 +134,7 @@ class Worker:
             "folder": folder,
             "context": context,
             "batch": batch,
+            "by": args.by,
             "steps": args.steps,
             "repeats": args.repeats,
             "threads": args.threads,
@@ -184,18 +190,20 @@ def measure(workers: list[Worker], args: argparse.Namespace, context: int, batch
     decodes = take_turns(workers, "decode", args.repeats, args.seconds)
     results = []
     for side in decodes:
-        decode = min(decodes[side], key=lambda answer: answer["seconds"])
-        prefill = min(prefills[side], key=lambda answer: answer["seconds"])
+        decode = min(decodes[side], key=lambda answer: answer[args.by])
+        prefill = min(prefills[side], key=lambda answer: answer[args.by])
         results.append(
             {
                 "side": side,
                 "context": context,
                 "batch": batch,
-                "decode_tokens_per_second": batch * args.steps / decode["seconds"],
-                "prefill_tokens_per_second": batch * context / prefill["seconds"],
+                "decode_tokens_per_second": batch * args.steps / decode[args.by],
+                "prefill_tokens_per_second": batch * context / prefill[args.by],
                 "others": max(decode["others"], prefill["others"]),
                 "peak_bytes": decodes[side][-1]["peak"],
                 "load_peak_bytes": loads[side]["load_peak"],
+                "decode_cpu_seconds": [answer["cpu"] for answer in decodes[side]],
+                "prefill_cpu_seconds": [answer["cpu"] for answer in prefills[side]],
                 "decode_seconds": [answer["seconds"] for answer in decodes[side]],
                 "prefill_seconds": [answer["seconds"] for answer in prefills[side]],
                 "first_tokens": decodes[side][0]["first"],
@@ -235,6 +243,7 @@ def machine(args: argparse.Namespace) -> dict:
         "threads": args.threads,
         "commit": commit.stdout.strip(),
         "model": args.model,
+        "by": args.by,
         "steps": args.steps,
         "repeats": args.repeats,
     }
@@ -272,7 +281,9 @@ def remarks(results: list[dict], info: dict) -> list[str]:
     """What a reader must know before trusting the table."""
     found = []
     loud = [one for one in results if one["others"] > QUIET]
-    if loud:
+    if info["by"] == "cpu":
+        found.append("Tokens per CPU second of one thread.")
+    elif loud:
         worst = max(one["others"] for one in loud)
         found.append(
             f"Provisional: other processes took up to {worst:.0%} of the cores during "

@@ -127,10 +127,8 @@ def serve(side: Side, point: Point) -> None:
     for line in sys.stdin:
         start, busy, own = time.perf_counter(), busy_seconds(), time.process_time()
         answer = commands[line.strip()]()
-        seconds = time.perf_counter() - start
+        seconds, cpu = time.perf_counter() - start, time.process_time() - own
         # The share of the cores that others took: a number is only good where it is small.
-        others = (
-            (busy_seconds() - busy - time.process_time() + own) / seconds / (os.cpu_count() or 1)
-        )
-        answer |= {"seconds": seconds, "others": round(max(others, 0.0), 3)}
+        others = (busy_seconds() - busy - cpu) / seconds / (os.cpu_count() or 1)
+        answer |= {"seconds": seconds, "cpu": cpu, "others": round(max(others, 0.0), 3)}
         print(json.dumps(answer), file=answers)

@@ -36,6 +36,7 @@ class FakeWorker:
         seconds = self.seconds.pop(0) if word in ("prefill", "decode") else 9.0
         return {
             "seconds": seconds,
+            "cpu": 2 * seconds,
             "others": 0.0,
             "peak": 2**20,
             "load_peak": 2**20,
@@ -65,12 +66,21 @@ def test_sides_take_turns_and_the_best_repetition_counts(bench: ModuleType) -> N
         FakeWorker("exact", [4, 2, 2, 1], asked),
         FakeWorker("hf-static", [8, 8, 4, 4], asked),
     ]
-    args = Namespace(repeats=2, seconds=100, steps=10)
+    args = Namespace(repeats=2, seconds=100, steps=10, by="seconds")
     ours, peer = bench.measure(workers, args, context=20, batch=3)
     assert [side for side, word in asked if word == "decode"] == ["exact", "hf-static"] * 2
     assert ours["prefill_tokens_per_second"] == 3 * 20 / 2
     assert ours["decode_tokens_per_second"] == 3 * 10 / 1
     assert peer["decode_tokens_per_second"] == 3 * 10 / 4
+
+
+def test_rates_can_be_by_cpu_second(bench: ModuleType) -> None:
+    args = Namespace(repeats=1, seconds=100, steps=10, by="cpu")
+    (one,) = bench.measure([FakeWorker("exact", [4, 2], [])], args, context=20, batch=1)
+    assert one["decode_tokens_per_second"] == 10 / 4  # FakeWorker takes two CPU seconds a second
+    assert bench.remarks([one], {"repeats": 1, "by": "cpu"}) == [
+        "Tokens per CPU second of one thread."
+    ]
 
 
 def test_a_side_stops_when_its_time_is_spent(bench: ModuleType) -> None:
@@ -98,7 +108,7 @@ def test_a_table_without_peers_has_no_ratio_to_them(bench: ModuleType) -> None:
 
 
 def test_what_spoils_a_number_is_said(bench: ModuleType) -> None:
-    info = {"repeats": 2}
+    info = {"repeats": 2, "by": "seconds"}
     assert bench.remarks([result("exact", 1, 1), result("hf-static", 1, 1)], info) == []
     loud = bench.remarks([result("exact", 1, 1, others=0.5)], info)
     fewer = bench.remarks([result("exact", 1, 1, decode_seconds=[1.0])], info)
@@ -116,8 +126,12 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
-def test_an_unknown_cache_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_cache_is_refused() -> None:
     assert "none of exact, int8, kvarn" in run("--caches", "int7").stderr
+
+
+def test_cpu_seconds_of_several_threads_are_refused() -> None:
+    assert "add --threads 1" in run("--by", "cpu", "--threads", "2").stderr
 
 
 @pytest.mark.slow
