@@ -128,8 +128,9 @@ class KVarN(Rtn):
 
 def _tile_std(rows: jax.Array) -> jax.Array:
     """Standard deviation of each whole tile, [..., 1, 1]; 1 for a constant tile."""
-    std = rows.std(axis=(-2, -1), keepdims=True)
-    return jnp.where(std > 1e-10, std, 1.0)
+    largest = jnp.maximum(jnp.abs(rows).max(axis=(-2, -1), keepdims=True), 1e-30)
+    std = (rows / largest).std(axis=(-2, -1), keepdims=True)  # squares that cannot overflow
+    return jnp.where(std > 1e-6, std * largest, 1.0)
 
 
 def kvarn(

@@ -1,0 +1,23 @@
+import pytest
+
+from kvjax import encode
+
+
+def test_every_member_is_built_by_name():
+    assert encode.from_config("none") is None is encode.none()
+    assert encode.from_config("int8", tile=64) == encode.int8(tile=64)
+    assert encode.from_config("rtn", key_bits=3) == encode.rtn(key_bits=3)
+    assert encode.from_config("kvarn", value_bits=4) == encode.kvarn(2, 4)
+
+
+def test_every_registered_name_is_a_public_function():
+    assert encode.ENCODERS == {name: getattr(encode, name) for name in encode.ENCODERS}
+
+
+def test_unknown_names_and_arguments_raise():
+    with pytest.raises(ValueError, match=r"encode.name='kivi' is unknown: .*'kvarn'"):
+        encode.from_config("kivi")
+    with pytest.raises(ValueError, match=r"encode.key_bit is no argument of kvarn: .*key_bits"):
+        encode.from_config("kvarn", key_bit=2)
+    with pytest.raises(ValueError, match="encode.tile is no argument of none"):
+        encode.from_config("none", tile=128)
