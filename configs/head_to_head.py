@@ -36,8 +36,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.block = 128  # tokens a step; a block reads what was stored before it
     config.decode_tokens = 32  # after the text, one at a time, for tokens per second
 
-    # The base of every row. Overriding anything here runs this transform instead of the grid;
-    # an argument at None takes the member's own default.
+    # Sinks and tile hold for every row. Overriding a choice (select, encode, place) runs that one
+    # transform instead of the grid; an argument at None takes the member's own default.
     config.cache = ConfigDict()
     config.cache.sink = 128
     config.cache.tile = 128

@@ -1,9 +1,25 @@
 """What a config file's `get_config(arg)` does with its argument, and how overrides are checked."""
 
+import copy
+import importlib.util
 from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
+
+
+def config_module(flag: str) -> tuple[ModuleType, str]:
+    """The config file's module and the argument, of a flag such as `configs/x.py:smoke`."""
+    path, _, arg = flag.partition(".py:")
+    path = path if path.endswith(".py") else path + ".py"
+    spec = importlib.util.spec_from_file_location("kvjax_config", path)
+    if spec is None or spec.loader is None or not Path(path).exists():
+        raise ValueError(f"--config={flag}: there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module, arg
 
 
 def parse_arg(arg: str | None, **defaults: bool | int | float | str) -> ConfigDict:
@@ -36,7 +52,7 @@ def with_overrides(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDi
 
     Unknown paths and other types are a `ValueError` that names the path and what is there.
     """
-    changed = config.copy_and_resolve_references()
+    changed = copy.deepcopy(config)  # keeps placeholders, and with them the types they ask for
     for path, value in overrides.items():
         node_at(changed, path)
         parent, _, key = path.rpartition(".")

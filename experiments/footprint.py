@@ -17,7 +17,7 @@ from absl import app, flags
 from ml_collections import ConfigDict
 
 import kvjax
-from experiments.start import config_module
+from experiments.args import config_module
 from experiments.transforms import build, resolve
 from kvjax.io.hf import load_config
 from kvjax.models.config import DecoderConfig

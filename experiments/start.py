@@ -1,6 +1,5 @@
 """The front half that `launch` and `sweep` share: flags, checks, then points, table and picture."""
 
-import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from experiments import plot, points, table
-from experiments.args import check_types, node_at
+from experiments.args import check_types, config_module, node_at
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "the study, such as configs/x.py:smoke")
 WORKDIR = flags.DEFINE_string("workdir", "", "where results go and are found again")
@@ -41,18 +40,6 @@ def _check_paths(argv: list[str]) -> None:
     for flag in argv:
         if flag.startswith("--config."):
             node_at(config, flag.removeprefix("--config.").partition("=")[0])
-
-
-def config_module(flag: str) -> tuple[ModuleType, str]:
-    """The config file's module and the argument, of a flag such as `configs/x.py:smoke`."""
-    path, _, arg = flag.partition(".py:")
-    path = path if path.endswith(".py") else path + ".py"
-    spec = importlib.util.spec_from_file_location("kvjax_config", path)
-    if spec is None or spec.loader is None or not Path(path).exists():
-        raise ValueError(f"--config={flag}: there is no file {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module, arg
 
 
 MakePoints = Callable[[ModuleType, ConfigDict, list[str]], list[points.Point]]

@@ -26,17 +26,21 @@ NOTHING = {"select": "all", "encode": "none", "place": "resident"}
 
 
 def resolve(cache: ConfigDict, path: str = "config.cache") -> ConfigDict:
-    """The same choices with every argument spelled out; `ValueError` names field and remedy."""
+    """The same choices with every argument spelled out; `ValueError` names field and remedy.
+
+    `tile` goes to the member that takes one, so a cache without an encoder does not depend on it.
+    """
     for key in cache:
         if key not in (*CHOICES, "sink", "tile"):
             fields = ", ".join([*CHOICES, "sink", "tile"])
             raise ValueError(f"{path}.{key}: unknown; a cache is made of {fields}")
-    resolved = ConfigDict({"sink": cache.get("sink", 0), "tile": cache.get("tile", 128)})
-    _check_int(resolved.sink, f"{path}.sink", least=0)
-    _check_int(resolved.tile, f"{path}.tile", least=1)
-    for choice in CHOICES:
-        resolved[choice] = _resolve_member(cache.get(choice), choice, resolved.tile, path)
-    return resolved
+    sink, tile = cache.get("sink", 0), cache.get("tile", 128)
+    _check_int(sink, f"{path}.sink", least=0)
+    _check_int(tile, f"{path}.tile", least=1)
+    resolved = {
+        choice: _resolve_member(cache.get(choice), choice, tile, path) for choice in CHOICES
+    }
+    return ConfigDict({"sink": sink, **resolved})
 
 
 def _check_int(value: Any, path: str, least: int) -> None:

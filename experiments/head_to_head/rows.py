@@ -39,9 +39,12 @@ def validate(config: ConfigDict) -> None:
 
 
 def points(config: ConfigDict, overridden: Collection[str] = ()) -> list[Point]:
-    """The rows of the grid, or the one transform of `config.cache` when it was set by hand."""
+    """The rows of the grid, or the one transform of `config.cache` when a choice was set by hand.
+
+    `cache.sink` and `cache.tile` alone set by hand hold for every row.
+    """
     by_hand = [path for path in overridden if path.startswith("cache.")]
-    if by_hand:
+    if any(path.count(".") > 1 for path in by_hand):
         cache = resolve(config.cache)
         rest = sorted(path for path in by_hand if path not in _IN_LABEL)
         changes = [f"{path.removeprefix('cache.')}={node_at(config, path)}" for path in rest]
