@@ -8,6 +8,7 @@ out = kvjax.generate(model, [tokenizer.encode("The capital of France is")], tran
 from kvjax import encode, place, select
 from kvjax.cache import CacheTransform, footprint, merge, nbytes, per_layer
 from kvjax.cache.transform import cache
+from kvjax.io.load import load, save
 from kvjax.models.decoder import Decoder, cache_spec, finish, forward, init_cache, probe, step
 from kvjax.models.generate import generate, prefill
 
@@ -24,12 +25,14 @@ __all__ = [
     "forward",
     "generate",
     "init_cache",
+    "load",
     "merge",
     "nbytes",
     "per_layer",
     "place",
     "prefill",
     "probe",
+    "save",
     "select",
     "step",
 ]

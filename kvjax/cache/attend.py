@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from kvjax.cache.partials import Block, Partial, merge, read
+from kvjax.cache.partials import Block, Partial, Visible, merge, read
 from kvjax.cache.segments import Chunk, Exact, LayerCache
 from kvjax.cache.spec import LayerSpec, StreamSpec
 
@@ -30,20 +30,28 @@ def attend(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
     Returns:
       out [B,T,H,Dv] float32 and lse [B,T,H] float32. Rows beyond `chunk.length` hold no meaning.
     """
-    result = own_partial(layer.spec, query, chunk, layer.layout.window)
-    if layer.recent and layer.layout.recent:
+    here = layer.layout
+    kept = 0 if layer.plan.select.rerotate else here.sink
+    own = Visible(causal=True, window=here.window, sink=kept)
+    result = own_partial(layer.spec, query, chunk, own)
+    if layer.plan.select.rerotate and here.window is not None:
+        far = Visible(causal=True, window=here.window, sink=here.sink, beyond=True)
+        result = merge(
+            result, own_partial(layer.spec, _near_sinks(layer, query, chunk), chunk, far)
+        )
+    if layer.recent and here.recent:
         result = merge(result, _recent_partial(layer, query, chunk))
-    if layer.body and layer.layout.tiles:
+    if layer.body and here.tiles:
         result = merge(result, _body_partial(layer, query, chunk))
-    if layer.sink and layer.layout.sink:
+    if layer.sink and here.sink:
         result = merge(result, _sink_partial(layer, query, chunk))
     return result
 
 
 def own_partial(
-    spec: LayerSpec, query: Array, chunk: Chunk, window: int | None, checkpoint: bool = False
+    spec: LayerSpec, query: Array, chunk: Chunk, visible: Visible, checkpoint: bool = False
 ) -> Partial:
-    """The chunk over itself: exact, causal. The only partial of a model without a cache."""
+    """The chunk over itself, exact. The only partial of a model without a cache."""
     tokens = query.shape[1]
     width = min(tokens, BLOCK)
     stored, valid_until = chunk.entries, chunk.length
@@ -53,16 +61,7 @@ def own_partial(
         position = chunk.start[:, None] + index
         return _block(spec, stored, index, position, (index < valid_until[:, None]) & fresh)
 
-    return read(
-        query,
-        chunk.positions,
-        load,
-        -(-tokens // width),
-        spec,
-        window=window,
-        causal=True,
-        checkpoint=checkpoint,
-    )
+    return read(query, chunk.positions, load, -(-tokens // width), spec, visible, checkpoint)
 
 
 def _block_slots(i: Array | int, width: int, size: int) -> tuple[Array, Array]:
@@ -109,7 +108,8 @@ def _recent_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
 
     used = held % here.tile if here.tile else jnp.minimum(held, here.recent)
     count = _blocks(used, width, here.recent)
-    return read(query, chunk.positions, load, count, layer.spec, window=here.window)
+    near = Visible(window=here.window)
+    return read(query, chunk.positions, load, count, layer.spec, near)
 
 
 def _blocks(used: Array, width: int, size: int) -> Array | int:
@@ -118,12 +118,10 @@ def _blocks(used: Array, width: int, size: int) -> Array | int:
 
 
 def _sink_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
-    here, positions = layer.layout, chunk.positions
+    here = layer.layout
     width = min(here.sink, BLOCK)
-    if layer.plan.select.rerotate and here.window is not None:
-        # Kept tokens take consecutive positions: the sinks stand right before the window.
-        shift = jnp.minimum(positions, here.sink + here.window - 1) - positions
-        query = rotate_by(query, shift, chunk.inverse_frequencies)
+    if layer.plan.select.rerotate:
+        query = _near_sinks(layer, query, chunk)
 
     def load(i: Array | int) -> Block:
         slot, fresh = _block_slots(i, width, here.sink)
@@ -132,7 +130,17 @@ def _sink_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
         return _block(layer.spec, layer.sink, slot, position, (slot < held) & fresh)
 
     used = jnp.minimum(chunk.start, here.sink)
-    return read(query, positions, load, _blocks(used, width, here.sink), layer.spec, window=None)
+    return read(query, chunk.positions, load, _blocks(used, width, here.sink), layer.spec)
+
+
+def _near_sinks(layer: LayerCache, query: Array, chunk: Chunk) -> Array:
+    """The queries as the sinks see them where kept tokens take consecutive positions: the sinks
+    stand right before the window, and no query is further from them than its end."""
+    here = layer.layout
+    if here.window is None:
+        return query
+    shift = jnp.minimum(chunk.positions, here.sink + here.window - 1) - chunk.positions
+    return rotate_by(query, shift, chunk.inverse_frequencies)
 
 
 def _body_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
@@ -155,7 +163,8 @@ def _body_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
 
     stored = _join_frames(layer, query)
     count = _blocks(jnp.minimum(made, here.tiles), width, here.tiles)
-    out, lse = read(stored, chunk.positions, load, count, spec, window=here.window)
+    near = Visible(window=here.window)
+    out, lse = read(stored, chunk.positions, load, count, spec, near)
     return Partial(_unrotate(layer, out), lse)
 
 

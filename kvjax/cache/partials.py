@@ -38,6 +38,35 @@ class Block(NamedTuple):
     valid: Array
 
 
+class Visible(NamedTuple):
+    """Which entries a query may read, by position; every condition that is given must hold.
+
+    Attributes:
+      causal: not after the query.
+      window: among the newest `window` up to the query, itself included, or before `sink`.
+      sink: see `window`.
+      beyond: the opposite of `window`: before `sink` and out of the query's window.
+    """
+
+    causal: bool = False
+    window: int | None = None
+    sink: int = 0
+    beyond: bool = False
+
+    def __call__(self, entry: Array, query: Array) -> Array:
+        """entry [B,1,S] and query [B,T,1] positions -> [B,T,S] bool."""
+        mask = entry <= query if self.causal else jnp.full((1, 1, 1), True)
+        if self.window is None:
+            return mask
+        near = entry > query - self.window
+        if self.beyond:
+            return mask & ~near & (entry < self.sink)
+        return mask & (near | (entry < self.sink))
+
+
+_ALL = Visible()
+
+
 class _State(NamedTuple):
     top: Array  # [B,K,Q] the running maximum of the scores
     total: Array  # [B,K,Q] Σ exp(s − top)
@@ -69,16 +98,6 @@ def ungroup(x: Array, tokens: int) -> Array:
     return jnp.moveaxis(x, 3, 1).reshape(b, tokens, k * (q // tokens), *x.shape[4:])
 
 
-def _mask(block: Block, positions: Array, window: int | None, causal: bool) -> Array:
-    """[B,T,S]: which entries each query may read."""
-    mask = block.valid[:, None, :]
-    if causal:
-        mask &= block.position[:, None, :] <= positions[:, :, None]
-    if window is not None:
-        mask &= block.position[:, None, :] > positions[:, :, None] - window
-    return mask
-
-
 def _update(state: _State, query: Array, mask: Array, block: Block, spec: LayerSpec) -> _State:
     scores = jnp.einsum("bkqd,bksd->bkqs", query, block.key, preferred_element_type=jnp.float32)
     scores = scores * spec.scale
@@ -105,9 +124,7 @@ def read(
     load: Callable[[Array | int], Block],
     count: Array | int,
     spec: LayerSpec,
-    *,
-    window: int | None,
-    causal: bool = False,
+    visible: Visible = _ALL,
     checkpoint: bool = False,
 ) -> Partial:
     """The partial over `count` blocks of entries, read one after another.
@@ -119,8 +136,7 @@ def read(
       count: how many blocks hold anything; a traced count costs only the blocks that exist, a
         Python int can be differentiated through.
       spec: scale, softcap and head counts.
-      window: sliding window in tokens, or None.
-      causal: whether an entry may lie after a query (only a chunk's own entries can).
+      visible: which of the valid entries a query may read.
       checkpoint: recompute a block's scores in the backward pass rather than keep them.
     """
     tokens = query.shape[1]
@@ -135,7 +151,8 @@ def read(
 
     def body(i: Array | int, state: _State) -> _State:
         block = load(i)
-        return _update(state, grouped, _mask(block, positions, window, causal), block, spec)
+        mask = visible(block.position[:, None, :], positions[:, :, None])
+        return _update(state, grouped, mask & block.valid[:, None, :], block, spec)
 
     if checkpoint:
         body = jax.checkpoint(body)

@@ -18,6 +18,7 @@ from flax import nnx
 from jax import Array
 
 from kvjax.cache.attend import own_partial
+from kvjax.cache.partials import Visible
 from kvjax.cache.segments import LayerCache, ModelCache
 from kvjax.cache.spec import CacheSpec
 from kvjax.cache.transform import CacheTransform
@@ -310,8 +311,9 @@ def forward_hidden(
         for graph, state, spec in zip(graphs, states, specs, strict=False):
             block = nnx.merge(graph, state)
             chunk = block.chunk(x, start, aligned.length)
-            out = own_partial(spec, chunk.query, chunk, spec.window, checkpoint=checkpoint).out
-            x = block.combine(x, out)
+            visible = Visible(causal=True, window=spec.window)
+            own = own_partial(spec, chunk.query, chunk, visible, checkpoint)
+            x = block.combine(x, own.out)
         return x, None
 
     x, _ = jax.lax.scan(jax.checkpoint(run) if checkpoint else run, x, stacked)
