@@ -134,7 +134,6 @@ class Worker:
             "folder": folder,
             "context": context,
             "batch": batch,
-            "by": args.by,
             "steps": args.steps,
             "repeats": args.repeats,
             "threads": args.threads,
