@@ -39,8 +39,8 @@ def get_config(arg: str = "") -> ConfigDict:
     # Sinks and tile hold for every row. Overriding a choice (select, encode, place) runs that one
     # transform instead of the grid; an argument at None takes the member's own default.
     config.cache = ConfigDict()
-    config.cache.sink = 128
-    config.cache.tile = 128
+    config.cache.sink = 64
+    config.cache.tile = 64
     config.cache.select = ConfigDict(
         {"name": "all", "recent": placeholder(int), "positions": placeholder(str)}
     )
@@ -53,10 +53,10 @@ def get_config(arg: str = "") -> ConfigDict:
 
     if variant.full:
         config.length = 2048
+        config.cache.sink, config.cache.tile = 128, 128
     if variant.smoke:
         config.texts = ("wikipedia/Albedo", "python-topics/specialnames")
         config.length, config.block, config.decode_tokens = 256, 64, 8
-        config.cache.sink, config.cache.tile = 64, 64
         config.rows = ("exact", "rtn-2", "kvarn-k2v2")
     return config
 

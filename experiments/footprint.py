@@ -52,7 +52,7 @@ def rows(
             "cache": name,
             "bytes": f"{size.total:,}",
             "GiB": f"{size.total / 2**30:.3f}",
-            "exact / this": f"{exact / size.total:.2f}",
+            "× smaller": f"{exact / size.total:.2f}",
             "bits per element": f"{8 * size.total / elements:.3f}",
         }
 

@@ -6,6 +6,7 @@ python -m experiments.plot --workdir=DIR
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from absl import app, flags
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,12 +22,12 @@ MARKERS = "osD^vPX*"
 
 def draw(scale: str, group: Sequence[table.Result]) -> Figure:
     """Left: KL to the exact cache against bytes. Right: KL by quarter of the text."""
-    figure = Figure(figsize=(12, 5.5), layout="constrained")
+    figure = Figure(figsize=(13, 5.5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     lossy = [each for each in group if each.result["quality"]["kl"]["mean"] > 0]
     for index, each in enumerate(lossy):
         style = {"color": COLOURS[index % 7], "marker": MARKERS[index % 8], "markersize": 8}
-        _point(left, each, style)
+        _point(left, each, style, _crowded(each, lossy))
         right.plot((1, 2, 3, 4), each.result["quality"]["kl_by_quarter"], label=each.name, **style)
     for each in group:
         if each not in lossy:
@@ -34,17 +35,31 @@ def draw(scale: str, group: Sequence[table.Result]) -> Figure:
     left.set(xlabel="measured bytes of the cache, MB", ylabel="KL to the exact cache, nats")
     right.set(xlabel="quarter of the text", ylabel="KL, nats", xticks=(1, 2, 3, 4))
     _finish(left, right)
+    if lossy:  # a quarter without loss falls below the axis instead of stretching it
+        right.set_ylim(bottom=min(each.result["quality"]["kl"]["mean"] for each in lossy) / 10)
     figure.suptitle(scale, fontsize=9)
     return figure
 
 
-def _point(axes: Axes, each: table.Result, style: dict) -> None:
+def _point(axes: Axes, each: table.Result, style: dict, to_the_left: bool) -> None:
     """One row with its interval; the label names it beside the marker."""
     kl, megabytes = each.result["quality"]["kl"], each.result["size"]["bytes"] / 1e6
     low = max(kl["low"], kl["mean"] / 20)  # an interval that reaches 0 leaves a logarithmic axis
     error = [[kl["mean"] - low], [kl["high"] - kl["mean"]]]
     axes.errorbar(megabytes, kl["mean"], yerr=error, capsize=3, elinewidth=1, **style)
-    axes.annotate(each.name, (megabytes, kl["mean"]), (8, 4), textcoords="offset points", size=9)
+    offset, side = ((-8, 4), "right") if to_the_left else ((8, 4), "left")
+    place = (megabytes, kl["mean"])
+    axes.annotate(each.name, place, offset, textcoords="offset points", size=9, ha=side)
+
+
+def _crowded(each: table.Result, others: Sequence[table.Result]) -> bool:
+    """Whether a point stands where a label to the right would go."""
+    kl, size = each.result["quality"]["kl"]["mean"], each.result["size"]["bytes"]
+    return any(
+        1 < other.result["size"]["bytes"] / size < 1.5
+        and 2 / 3 < other.result["quality"]["kl"]["mean"] / kl < 3 / 2
+        for other in others
+    )
 
 
 def _lossless(axes: Axes, each: table.Result) -> None:
@@ -65,7 +80,9 @@ def _finish(left: Axes, right: Axes) -> None:
         axes.grid(True, which="both", alpha=0.2)
         axes.spines[["top", "right"]].set_visible(False)
     if right.lines:
-        right.legend(fontsize=8, frameon=False)
+        lines = sorted(right.lines, key=lambda line: -np.asarray(line.get_ydata())[-1])
+        right.legend(handles=lines, fontsize=8, frameon=False, loc="center left",
+                     bbox_to_anchor=(1, 0.5))  # fmt: skip
 
 
 def write(results: Sequence[table.Result], workdir: Path) -> list[Path]:

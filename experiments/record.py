@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,12 @@ def read_json(path: Path) -> Any:
         ) from error
 
 
+@cache
 def environment() -> dict[str, Any]:
-    """Commit, command, versions and machine of this process."""
+    """Commit, command, versions and machine of this process.
+
+    Found once: the code that runs is what was there at the start, whatever is committed meanwhile.
+    """
     return {
         "commit": _commit(),
         "command": command(),

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from absl import flags
+from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from experiments import plot, points, table
+from experiments import plot, points, record, table
 from experiments.args import check_types, config_module, node_at
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "the study, such as configs/x.py:smoke")
@@ -21,6 +21,7 @@ def parse(argv: list[str]) -> list[str]:
 
     `config_flags` alone answers an unknown field with a traceback that does not say what there is.
     """
+    logging.set_verbosity(logging.WARNING)  # JAX tells at length which backends are not there
     try:
         _check_paths(argv)
         return flags.FLAGS(argv)
@@ -47,6 +48,7 @@ MakePoints = Callable[[ModuleType, ConfigDict, list[str]], list[points.Point]]
 
 def run(make_points: MakePoints, argv: list[str]) -> int:
     """Checks everything, runs what has no result, then makes the table and the picture."""
+    record.environment()
     try:
         if len(argv) > 1:
             raise ValueError(f"unexpected {argv[1:]}; fields are set with --config.field=value")

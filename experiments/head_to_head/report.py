@@ -12,7 +12,7 @@ NOTES = (
     "over texts (over blocks where there is one text). Bytes "
     "are those of the live arrays, room for the decoded tokens included; bits are per key or value "
     "element of the text. Speed is greedy decoding after the text, all rows together; × is the "
-    "exact cache's in the same process, by turns."
+    "exact cache's in the same process, by turns, so the exact row's own × shows the noise."
 )
 
 
@@ -40,7 +40,7 @@ def cells(result: dict[str, Any]) -> dict[str, str]:
     decoded = f"(n = {speed['repeats']} × {speed['tokens']})"
     return {
         "MB": f"{size['bytes'] / 1e6:.1f}",
-        "exact / this": f"{size['ratio']:.2f}",
+        "× smaller": f"{size['ratio']:.2f}",
         "bits": f"{size['bits_per_element']:.2f}",
         f"perplexity {n}": f"{q['perplexity']:.2f}",
         f"perplexity × {n}": _interval(Interval(*np.exp(increase)), 3),

@@ -62,7 +62,7 @@ def test_every_row_has_its_numbers_scale_and_origin(workdir):
     assert [row[0] for row in rows] == ["exact", "kvarn-k2v2", "rtn-2"]  # by bytes, then quality
     assert "KL, nats (n = 16)" in header and "tokens/s (n = 2 × 64)" in header
     assert rows[1][header.index("KL, nats (n = 16)")] == "0.1000 [0.0500, 0.2000]"
-    assert rows[1][header.index("exact / this")] == "8.00"
+    assert rows[1][header.index("× smaller")] == "8.00"
     assert all(row[-1] == "012345678+changes" for row in rows)
     assert "m (135M parameters, float32), 2 texts × 8 tokens (n = 16), decoding" in text
     assert "    python -m launch --rtn-2" in text
