@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from kvjax.cache.attend import after
 from kvjax.cache.segments import Chunk, Exact, LayerCache, Tiles, write_ring, write_run, write_tile
 
 
@@ -24,7 +25,8 @@ def append(layer: LayerCache, chunk: Chunk, lse: Array | None = None) -> LayerCa
       chunk: T new tokens.
       lse: [B,T,H] float32 of the step, for selections that score by attention.
     """
-    chunk = chunk if lse is None else _after(lse, chunk)
+    if lse is not None:
+        chunk = chunk._replace(start=after(lse, chunk.start))
     here = layer.layout
     sink = {
         name: write_run(
@@ -37,17 +39,6 @@ def append(layer: LayerCache, chunk: Chunk, lse: Array | None = None) -> LayerCa
     else:
         body, recent = layer.body, _append_exact(layer, chunk)
     return dataclasses.replace(layer, sink=sink, body=body, recent=recent)
-
-
-def _after(lse: Array, chunk: Chunk) -> Chunk:
-    """The same chunk, made to depend on `lse`, which is what `attend` computes last.
-
-    Nothing else orders the reads of the old cache before the writes, and where XLA sees no order
-    it copies the whole cache, twice a step on CPU (an optimization barrier does not help: it is
-    gone before copies are placed). No softmax has an lse this large, so nothing is ever added.
-    """
-    never = jnp.where(jnp.min(lse) > jnp.finfo(jnp.float32).max, 1, 0)
-    return chunk._replace(start=chunk.start + never)
 
 
 def _append_exact(layer: LayerCache, chunk: Chunk) -> Exact:

@@ -6,14 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kvjax.cache.spec import CacheSpec, LayerSpec, heads_spec
 from kvjax.cache.segments import Chunk, LayerCache, ModelCache
+from kvjax.cache.spec import CacheSpec, LayerSpec, heads_spec
 from kvjax.cache.transform import CacheTransform
 
 HEADS, KV, DIM = 6, 3, 16
 
 
-def layer_spec(window=None, softcap=None, heads=HEADS, kv=KV, dim=DIM, dtype="float32") -> LayerSpec:
+def layer_spec(
+    window=None, softcap=None, heads=HEADS, kv=KV, dim=DIM, dtype="float32"
+) -> LayerSpec:
     return heads_spec(heads, kv, dim, scale=dim**-0.5, softcap=softcap, window=window, dtype=dtype)
 
 
