@@ -57,7 +57,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if variant.smoke:
         config.texts = ("wikipedia/Albedo", "python-topics/specialnames")
         config.length, config.block, config.decode_tokens = 256, 64, 8
-        config.rows = ("exact", "rtn-2", "kvarn-k2v2")
+        config.rows = ("exact", "int8", "kvarn-k2v2")
     return config
 
 

@@ -20,6 +20,7 @@ import kvjax
 from experiments.args import config_module
 from experiments.transforms import build, resolve
 from kvjax.io.hf import load_config
+from kvjax.io.load import SMOLLM2, smollm2_folder
 from kvjax.models.config import DecoderConfig
 
 _UNITS = {"": 1, "k": 1024, "m": 1024**2}
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
     args = flags.FLAGS
     try:
         context, batch = token_count(args.context), args.batch
-        config = load_config(args.model)
+        config = load_config(smollm2_folder() if args.model == SMOLLM2 else args.model)
         module, arg = config_module(args.config)
         study = module.get_config(arg)
         table = pd.DataFrame(

@@ -6,6 +6,11 @@ Rows of one scale (model, texts, lengths) stand in one table, and the scale stan
 is filled in: what a result lacks is an empty cell, a point without a result is listed as missing.
 `--versus` adds the paired difference of every row to that row. Every row's config, commit and
 command are in the CSV; the Markdown has the commit in the row and the commands below.
+
+A study's `report` module says how its results read: `scale(result)`, one line, equal where numbers
+may be compared; `order(result)`, a sort key; `cells(result)`, {column: text}; `difference(result,
+other, name)`, the same for `--versus`; `NOTES`, a paragraph; and, if the picture of
+`experiments.plot` is not its own, `draw(scale, group)`.
 """
 
 import importlib

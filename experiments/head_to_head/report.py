@@ -45,14 +45,14 @@ def cells(result: dict[str, Any]) -> dict[str, str]:
         f"perplexity {n}": f"{q['perplexity']:.2f}",
         f"perplexity × {n}": _interval(Interval(*np.exp(increase)), 3),
         f"KL, nats {n}": _interval(Interval(**q["kl"]), 4),
-        "KL by quarter": " ".join(f"{x:.3f}" for x in q["kl_by_quarter"]),
+        "KL by quarter": " ".join(f"{x:z.3f}" for x in q["kl_by_quarter"]),
         f"same top token, % {n}": f"{100 * q['agreement']['mean']:.1f}",
         f"tokens/s {decoded}": f"{speed['tokens_per_second']:.1f} ({speed['ratio']:.2f}×)",
     }
 
 
 def _interval(x: Interval, digits: int) -> str:
-    return f"{x.mean:.{digits}f} [{x.low:.{digits}f}, {x.high:.{digits}f}]"
+    return f"{x.mean:z.{digits}f} [{x.low:z.{digits}f}, {x.high:z.{digits}f}]"
 
 
 def difference(result: dict[str, Any], other: dict[str, Any], name: str) -> dict[str, str]:
