@@ -1,6 +1,9 @@
 """The picture of a study, from results alone: quality against bytes, and its course by quarter.
 
 python -m experiments.plot --workdir=DIR
+
+A result needs `quality.kl`, `quality.kl_by_quarter` and `size.bytes`; a study whose results have
+others brings its own `draw` (see `experiments.table`).
 """
 
 from collections.abc import Sequence
@@ -89,7 +92,7 @@ def write(results: Sequence[table.Result], workdir: Path) -> list[Path]:
     """One picture a scale, `result.png` and `result.svg` (then `result-2…`); returns the paths."""
     paths = []
     for index, (scale, group) in enumerate(table.by_scale(results), start=1):
-        figure = draw(scale, group)
+        figure = getattr(table.report_of(group[0]), "draw", draw)(scale, group)
         for ending in ("png", "svg"):
             paths.append(workdir / f"result{f'-{index}' if index > 1 else ''}.{ending}")
             figure.savefig(paths[-1], dpi=150, metadata={"Date": None} if ending == "svg" else None)
