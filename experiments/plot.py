@@ -1,6 +1,6 @@
 """The picture of a study, from results alone: quality against bytes, and its course by quarter.
 
-python -m experiments.plot --workdir=DIR
+    python -m experiments.plot --workdir=DIR
 
 A result needs `quality.kl`, `quality.kl_by_quarter` and `size.bytes`; a study whose results have
 others brings its own `draw` (see `experiments.table`).

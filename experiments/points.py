@@ -126,7 +126,7 @@ def run_all(points: Sequence[Point], workdir: Path, runner: str = "local") -> li
     bar = tqdm(total=len(todo), desc="points", unit="point", disable=None)
     for outcome in RUNNERS[runner](todo, workdir):
         bar.update()
-        note = f"{outcome.status}: {outcome.name}" + (f" ({outcome.error})" * bool(outcome.error))
+        note = f"{outcome.status}: {outcome.name}"
         bar.write(note) if not bar.disable else print(note, flush=True)
         outcomes.append(outcome)
     bar.close()
