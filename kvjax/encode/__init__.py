@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvjax.encode.base import Encoder, Tiles
+from kvjax.encode.hadamard_rtn import hadamard_rtn
 from kvjax.encode.int8 import int8
 from kvjax.encode.kvarn import kvarn
 from kvjax.encode.rtn import rtn
@@ -22,6 +23,7 @@ ENCODERS: dict[str, Callable[..., Encoder | None]] = {
     "none": none,
     "int8": int8,
     "rtn": rtn,
+    "hadamard_rtn": hadamard_rtn,
     "kvarn": kvarn,
 }
 
@@ -41,4 +43,14 @@ def from_config(name: str, **kwargs: Any) -> Encoder | None:
     return ENCODERS[name](**kwargs)
 
 
-__all__ = ["ENCODERS", "Encoder", "Tiles", "from_config", "int8", "kvarn", "none", "rtn"]
+__all__ = [
+    "ENCODERS",
+    "Encoder",
+    "Tiles",
+    "from_config",
+    "hadamard_rtn",
+    "int8",
+    "kvarn",
+    "none",
+    "rtn",
+]

@@ -8,6 +8,8 @@ def test_every_member_is_built_by_name():
     assert encode.from_config("int8", tile=64) == encode.int8(tile=64)
     assert encode.from_config("rtn", key_bits=3) == encode.rtn(key_bits=3)
     assert encode.from_config("kvarn", value_bits=4) == encode.kvarn(2, 4)
+    token = encode.from_config("hadamard_rtn", key_axis="token")
+    assert token == encode.hadamard_rtn(key_axis="token")
 
 
 def test_every_registered_name_is_a_public_function():
@@ -15,8 +17,8 @@ def test_every_registered_name_is_a_public_function():
 
 
 def test_unknown_names_and_arguments_raise():
-    with pytest.raises(ValueError, match=r"encode.name='kivi' is unknown: .*'kvarn'"):
-        encode.from_config("kivi")
+    with pytest.raises(ValueError, match=r"encode.name='zip' is unknown: .*'kvarn'"):
+        encode.from_config("zip")
     with pytest.raises(ValueError, match=r"encode.key_bit is no argument of kvarn: .*key_bits"):
         encode.from_config("kvarn", key_bit=2)
     with pytest.raises(ValueError, match="encode.tile is no argument of none"):
