@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvjax.encode.base import Encoder, Tiles
+from kvjax.encode.fp8 import fp8
 from kvjax.encode.hadamard_rtn import hadamard_rtn
 from kvjax.encode.int8 import int8
 from kvjax.encode.kvarn import kvarn
@@ -22,6 +23,7 @@ def none() -> None:
 ENCODERS: dict[str, Callable[..., Encoder | None]] = {
     "none": none,
     "int8": int8,
+    "fp8": fp8,
     "rtn": rtn,
     "hadamard_rtn": hadamard_rtn,
     "kvarn": kvarn,
@@ -47,6 +49,7 @@ __all__ = [
     "ENCODERS",
     "Encoder",
     "Tiles",
+    "fp8",
     "from_config",
     "hadamard_rtn",
     "int8",

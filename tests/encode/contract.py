@@ -73,7 +73,7 @@ def check_contract(encoder, stream, worst, zeros=True):
         assert measured == 2 * 2 * 4 * encoder.tile_bytes(role, 64)
         assert measured * 8 == encoder.bits_per_element(role, 64) * x.size
         assert y.shape == x.shape and y.dtype == jnp.float32
-        assert worst / 3 < relative(y, x) < worst, role
+        assert worst / 5 < relative(y, x) < worst, role
         check_turns(encoder, x_tile, role)
         check_extremes(encoder, x_tile, role)
     check_flush(encoder, stream[0].swapaxes(1, 2))
