@@ -10,6 +10,7 @@ from typing import Any
 from kvjax.encode.base import Encoder, Tiles
 from kvjax.encode.fp8 import fp8
 from kvjax.encode.hadamard_rtn import hadamard_rtn
+from kvjax.encode.int4 import int4
 from kvjax.encode.int8 import int8
 from kvjax.encode.kvarn import kvarn
 from kvjax.encode.rtn import rtn
@@ -24,6 +25,7 @@ ENCODERS: dict[str, Callable[..., Encoder | None]] = {
     "none": none,
     "int8": int8,
     "fp8": fp8,
+    "int4": int4,
     "rtn": rtn,
     "hadamard_rtn": hadamard_rtn,
     "kvarn": kvarn,
@@ -52,6 +54,7 @@ __all__ = [
     "fp8",
     "from_config",
     "hadamard_rtn",
+    "int4",
     "int8",
     "kvarn",
     "none",
