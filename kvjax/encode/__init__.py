@@ -12,6 +12,7 @@ from kvjax.encode.fp8 import fp8
 from kvjax.encode.hadamard_rtn import hadamard_rtn
 from kvjax.encode.int4 import int4
 from kvjax.encode.int8 import int8
+from kvjax.encode.kivi import kivi
 from kvjax.encode.kvarn import kvarn
 from kvjax.encode.rtn import rtn
 
@@ -28,6 +29,7 @@ ENCODERS: dict[str, Callable[..., Encoder | None]] = {
     "int4": int4,
     "rtn": rtn,
     "hadamard_rtn": hadamard_rtn,
+    "kivi": kivi,
     "kvarn": kvarn,
 }
 
@@ -56,6 +58,7 @@ __all__ = [
     "hadamard_rtn",
     "int4",
     "int8",
+    "kivi",
     "kvarn",
     "none",
     "rtn",

@@ -10,6 +10,7 @@ def test_every_member_is_built_by_name():
     assert encode.from_config("kvarn", value_bits=4) == encode.kvarn(2, 4)
     assert encode.from_config("fp8", format="e5m2") == encode.fp8(format="e5m2")
     assert encode.from_config("int4", tile=64) == encode.int4(tile=64)
+    assert encode.from_config("kivi", group=64) == encode.kivi(group=64)
     token = encode.from_config("hadamard_rtn", key_axis="token")
     assert token == encode.hadamard_rtn(key_axis="token")
 
