@@ -5,6 +5,12 @@ import os
 # Before anything imports JAX; JAX_PLATFORMS=cuda in the environment wins.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+# Tests compile hundreds of small programs and run each for microseconds, so LLVM's optimizer is most
+# of their time. `scripts/test --all` leaves it on.
+if "KVJAX_TEST_OPTIMIZED" not in os.environ:
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()
+
 from hypothesis import HealthCheck, settings
 
 # Examples compile JAX programs, so a deadline would measure the compiler; a failure in CI must be

@@ -1,8 +1,12 @@
-"""`append`: the only place where tokens enter a cache.
+"""`append` and `flush`: the only places where tokens enter a cache.
 
 A chunk fills the sinks first, then `recent`. With an encoder, every tile of C tokens that is
 complete leaves `recent` for the body, encoded once and never again. The tile boundaries depend on
 token numbers alone, so any chunking of the same keys and values leaves the same bits.
+
+A chunk of several tokens brings its tiles over within `append`. A single token can only fill a
+tile, and then it does so in every layer at once: `flush` encodes them all in one loop over the
+layers, under one branch, so that a decoding step compiles one encoder and mostly runs none.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from kvjax.cache.segments import Chunk, Exact, LayerCache, Tiles, write_ring, wr
 
 
 def append(layer: LayerCache, chunk: Chunk, lse: Array | None = None) -> LayerCache:
-    """The layer with the chunk's real tokens added.
+    """The layer with the chunk's real tokens added; after a chunk of one token, call `flush`.
 
     Args:
       layer: the layer as `attend` read it.
@@ -59,11 +63,13 @@ def _append_tiles(layer: LayerCache, chunk: Chunk) -> tuple[Tiles, Exact]:
     here, tokens = layer.layout, chunk.query.shape[1]
     before = jnp.maximum(chunk.start - here.sink, 0)
     after = jnp.maximum(chunk.start + chunk.length - here.sink, 0)
-    flushes = (here.tile - 1 + tokens) // here.tile if here.tiles else 0
+    flushes = (here.tile - 1 + tokens) // here.tile if here.tiles and tokens > 1 else 0
     desk = _desk(layer, chunk, before, flushes)
+    if tokens == 1:
+        return layer.body, desk
     first, last = before // here.tile, after // here.tile
 
-    def flush(m: Array | int, body: Tiles) -> Tiles:
+    def bring(m: Array | int, body: Tiles) -> Tiles:
         full = first + m < last
         new = _encode(layer, {n: _tile_at(d, m, here.tile) for n, d in desk.items()}, full)
         slot = (first + m) % here.tiles
@@ -74,10 +80,10 @@ def _append_tiles(layer: LayerCache, chunk: Chunk) -> tuple[Tiles, Exact]:
 
     body: Tiles = layer.body
     if flushes == 1:
-        body = flush(0, body)
+        body = bring(0, body)
     elif flushes > 1:
-        body = lax.fori_loop(0, flushes, flush, body)
-    return body, _left_over(desk, last - first, here.recent, tokens)
+        body = lax.fori_loop(0, flushes, bring, body)
+    return body, _left_over(desk, last - first, here.recent)
 
 
 def _desk(layer: LayerCache, chunk: Chunk, before: Array, flushes: int) -> Exact:
@@ -99,33 +105,74 @@ def _tile_at(desk: Array, m: Array | int, tile: int) -> Array:
 
 
 def _encode(layer: LayerCache, entries: Exact, full: Array) -> Tiles:
-    """One encoded tile of every row, under one branch for the batch: most steps fill none."""
-    encoder = layer.plan.encode
-    assert encoder is not None
+    """One encoded tile of every row, under one branch for the batch."""
+    shapes = jax.eval_shape(_encode_rows, layer, entries, full)
 
-    def encode(entries: Exact) -> Tiles:
-        # Rows without a full tile hold unwritten slots here; they must not meet the arithmetic.
-        return {
-            s.name: encoder.encode_tile(
-                jnp.where(full[:, None, None, None], entries[s.name], 0), s.encode_role
-            )
-            for s in layer.spec.streams
-        }
-
-    shapes = jax.eval_shape(encode, entries)
-
-    def nothing(entries: Exact) -> Tiles:
+    def nothing(layer: LayerCache, entries: Exact, full: Array) -> Tiles:
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
-    return lax.cond(jnp.any(full), encode, nothing, entries)
+    return lax.cond(jnp.any(full), _encode_rows, nothing, layer, entries, full)
 
 
-def _left_over(desk: Exact, flushed: Array, size: int, tokens: int) -> Exact:
+def _encode_rows(layer: LayerCache, entries: Exact, full: Array) -> Tiles:
+    encoder = layer.plan.encode
+    assert encoder is not None
+    # Rows without a full tile hold unwritten slots here; they must not meet the arithmetic.
+    clean = {n: jnp.where(full[:, None, None, None], x, 0) for n, x in entries.items()}
+    return {s.name: encoder.encode_tile(clean[s.name], s.encode_role) for s in layer.spec.streams}
+
+
+def _left_over(desk: Exact, flushed: Array, size: int) -> Exact:
     """The tokens after the last whole tile of each row."""
-    if tokens == 1:  # a step that fills a tile leaves nothing behind it
-        return desk
 
     def one(x: Array, tiles: Array) -> Array:
         return lax.dynamic_slice_in_dim(x, tiles * size, size, 1)
 
     return {name: jax.vmap(one)(x, flushed) for name, x in desk.items()}
+
+
+def flush(layers: tuple[LayerCache, ...], start: Array, length: Array) -> tuple[LayerCache, ...]:
+    """Encodes the tiles that a step of one token has filled, in all layers.
+
+    Args:
+      layers: all layers of a model, after `append`.
+      start: [B] int32, each row's tokens before the step.
+      length: [B] int32, 1 where the row's token is real, else 0.
+    """
+    found = list(layers)
+    for group in _alike(layers):
+        for index, layer in zip(group, _flush_alike([layers[i] for i in group], start, length),
+                                strict=True):  # fmt: skip
+            found[index] = layer
+    return tuple(found)
+
+
+def _alike(layers: tuple[LayerCache, ...]) -> list[list[int]]:
+    """The layers that hold tiles, those of one kind and shape together."""
+    groups: dict[tuple, list[int]] = {}
+    for index, layer in enumerate(layers):
+        if layer.layout.tiles:
+            groups.setdefault((layer.spec, layer.plan, layer.layout), []).append(index)
+    return list(groups.values())
+
+
+def _flush_alike(layers: list[LayerCache], start: Array, length: Array) -> list[LayerCache]:
+    one, here = layers[0], layers[0].layout
+    held = jnp.maximum(start + length - here.sink, 0)
+    full = (held % here.tile == 0) & (held > 0) & (length > 0)
+    slot = (held // here.tile - 1) % here.tiles
+    recent = [layer.recent for layer in layers]
+
+    def encode(recent: list[Exact], bodies: list[Tiles]) -> list[Tiles]:
+        stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *recent)
+        tiles = lax.map(lambda entries: _encode_rows(one, entries, full), stacked)
+        return [
+            jax.tree.map(lambda old, new, i=i: write_tile(old, new[i], slot, full), body, tiles)
+            for i, body in enumerate(bodies)
+        ]
+
+    def nothing(recent: list[Exact], bodies: list[Tiles]) -> list[Tiles]:
+        return bodies
+
+    bodies = lax.cond(jnp.any(full), encode, nothing, recent, [layer.body for layer in layers])
+    return [dataclasses.replace(x, body=body) for x, body in zip(layers, bodies, strict=True)]

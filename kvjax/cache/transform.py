@@ -1,4 +1,4 @@
-"""A cache transform: four pure functions, and how the four choices make one.
+"""A cache transform: a few pure functions, and how the four choices make one.
 
 In the manner of `optax.GradientTransformation`: a NamedTuple of functions over pytrees of fixed
 shape. `cache` builds the usual one from its choices; a method that is none of them can bring its
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kvjax.cache.append import append
+from kvjax.cache.append import append, flush
 from kvjax.cache.attend import attend, empty_streams
 from kvjax.cache.layout import Plan, layout
 from kvjax.cache.segments import LayerCache, ModelCache
@@ -32,6 +32,8 @@ class CacheTransform(NamedTuple):
       attend: (layer, query, chunk) -> (out, lse); reads the layer as it stood before the chunk,
         plus the chunk itself.
       append: (layer, chunk, lse) -> layer; the only place where data enters.
+      flush: (layers, start, length) -> layers; what all layers do together after each has
+        appended a single token. None: nothing.
       finish: (cache, probe) -> cache; whole-model work after prefill and between stretches of
         decoding. `probe(tokens)` runs the model over the frozen cache and returns each layer's
         queries [B,T,H,D].
@@ -41,6 +43,7 @@ class CacheTransform(NamedTuple):
     attend: Callable
     append: Callable
     finish: Callable[[ModelCache, Callable], ModelCache]
+    flush: Callable | None = None
 
 
 def cache(
@@ -84,7 +87,7 @@ def cache(
 @functools.cache
 def _from_plan(plan: Plan) -> CacheTransform:
     init, finish = functools.partial(_init, plan), functools.partial(_finish, plan)
-    return CacheTransform(init, attend, append, finish)
+    return CacheTransform(init, attend, append, finish, flush)
 
 
 def _init(plan: Plan, spec: CacheSpec, batch: int, capacity: int) -> ModelCache:
@@ -142,8 +145,9 @@ def per_layer(default: CacheTransform, layers: Mapping[int, CacheTransform]) -> 
 def _per_layer(
     default: CacheTransform, layers: tuple[tuple[int, CacheTransform], ...]
 ) -> CacheTransform:
+    read = (default.attend, default.append, default.flush)
     for index, other in layers:
-        if (other.attend, other.append) != (default.attend, default.append):
+        if (other.attend, other.append, other.flush) != read:
             raise ValueError(f"per_layer: layer {index} reads its cache by another function")
 
     def init(spec: CacheSpec, batch: int, capacity: int) -> ModelCache:
@@ -166,5 +170,5 @@ def _per_layer(
             cache = each.finish(cache, probe)
         return cache
 
-    transform = CacheTransform(init, default.attend, default.append, finish)
+    transform = CacheTransform(init, default.attend, default.append, finish, default.flush)
     return transform

@@ -7,6 +7,7 @@ in the file. Linear kernels are stored [in, out] (Hugging Face stores [out, in])
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from kvjax.cache.segments import Chunk
 from kvjax.cache.spec import LayerSpec, heads_spec
 from kvjax.models.config import DecoderConfig, LayerConfig
 
-Tensors = Mapping[str, np.ndarray]
+Tensors = Mapping[str, Any]  # NumPy arrays, memory-mapped ones, or JAX arrays
 
 
 class Linear(nnx.Module):
@@ -148,8 +149,10 @@ def layer_spec(config: DecoderConfig, layer: LayerConfig, dtype: str) -> LayerSp
     )
 
 
-def to_array(tensor: np.ndarray, dtype: str, transpose: bool = False) -> Array:
+def to_array(tensor: np.ndarray | Array, dtype: str, transpose: bool = False) -> Array:
     """A tensor of a file as a device array of `dtype`; converts one tensor at a time."""
-    host = np.asarray(tensor)
-    host = np.ascontiguousarray(host.T) if transpose else host
-    return jnp.asarray(host.astype(jnp.dtype(dtype), copy=False))
+    if isinstance(tensor, jax.Array):  # already on a device, or abstract
+        return jnp.matrix_transpose(tensor).astype(dtype) if transpose else tensor.astype(dtype)
+    host = np.ascontiguousarray(tensor.T) if transpose else np.asarray(tensor)
+    # A copy: the file behind a memory-mapped tensor may change later.
+    return jnp.array(host.astype(jnp.dtype(dtype), copy=False))

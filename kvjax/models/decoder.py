@@ -153,6 +153,16 @@ _layer_pure = jax.jit(_layer, static_argnums=(0, 1, 2))
 _layer_donating = jax.jit(_layer, static_argnums=(0, 1, 2), donate_argnums=7)
 
 
+def _flush(
+    flush: Callable, layers: tuple[LayerCache, ...], start: Array, length: Array
+) -> tuple[LayerCache, ...]:
+    return flush(layers, start, length)
+
+
+_flush_pure = jax.jit(_flush, static_argnums=0)
+_flush_donating = jax.jit(_flush, static_argnums=0, donate_argnums=1)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _layer_probe(
     graph: nnx.GraphDef,
@@ -183,8 +193,12 @@ def step_aligned(
         x, layer = run(graph, transform.attend, transform.append, state, x, cache.length,
                        aligned.length, layer)  # fmt: skip
         layers.append(layer)
+    held = tuple(layers)
+    if transform.flush is not None and tokens.shape[1] == 1:
+        together = _flush_donating if donate else _flush_pure
+        held = together(transform.flush, held, cache.length, aligned.length)
     length = cache.length + aligned.length
-    after = ModelCache(tuple(layers), cache.shared, length, cache.capacity, transform)
+    after = ModelCache(held, cache.shared, length, cache.capacity, transform)
     return x, aligned, after
 
 

@@ -33,12 +33,15 @@ def empty(transform: CacheTransform, spec: LayerSpec, batch: int, capacity: int)
     return transform.init(CacheSpec((spec,)), batch, capacity)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _attend_append(attend, append, layer, q, k, v, start, length, inverse):
+@functools.partial(jax.jit, static_argnums=0)
+def _step(transform, layer, q, k, v, start, length, inverse):
     entries = {"k": k.swapaxes(1, 2), "v": v.swapaxes(1, 2)}
     chunk = Chunk(entries, start, length, q, inverse_frequencies=inverse)
-    out, lse = attend(layer, q, chunk)
-    return out, append(layer, chunk, lse)
+    out, lse = transform.attend(layer, q, chunk)
+    layer = transform.append(layer, chunk, lse)
+    if q.shape[1] == 1:
+        (layer,) = transform.flush((layer,), start, length)
+    return out, layer
 
 
 def feed(transform, layer: LayerCache, q, k, v, widths, start=None, lengths=None, inverse=None):
@@ -56,10 +59,9 @@ def feed(transform, layer: LayerCache, q, k, v, widths, start=None, lengths=None
         index = taken[:, None] + np.arange(width)
         index = np.minimum(index, q.shape[1] - 1)
         part = [np.take_along_axis(x, index[..., None, None], 1) for x in (q, k, v)]
-        got, layer = _attend_append(
-            transform.attend, transform.append, layer, *part, jnp.asarray(at + taken),
-            jnp.asarray(real), inverse,
-        )  # fmt: skip
+        got, layer = _step(
+            transform, layer, *part, jnp.asarray(at + taken), jnp.asarray(real), inverse
+        )
         for b in range(batch):
             out[b, taken[b] : taken[b] + real[b]] = np.asarray(got)[b, : real[b]]
         taken = taken + real

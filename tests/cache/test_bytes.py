@@ -37,9 +37,14 @@ def test_exact_bytes_by_hand():
 
 
 @pytest.mark.parametrize(
-    "encoder,dim,bits",
-    [(e.kvarn(), 128, 2.375), (e.kvarn(), 64, 2.5625), (e.int8(), 128, 8.25), (e.rtn(4), 128, 4.25)],
-)  # fmt: skip
+    ("encoder", "dim", "bits"),
+    [
+        (e.kvarn(), 128, 2.375),
+        (e.kvarn(), 64, 2.5625),
+        (e.int8(), 128, 8.25),
+        (e.rtn(4, 4), 128, 4.25),
+    ],
+)
 def test_bits_of_the_body(encoder, dim, bits):
     """Measured on the arrays: K and V together, all metadata included."""
     cache = f.empty(kvjax.cache(encode=encoder), f.layer_spec(dim=dim), 1, 1024)
