@@ -15,6 +15,7 @@ from kvjax.encode.int8 import int8
 from kvjax.encode.kivi import kivi
 from kvjax.encode.kvarn import kvarn
 from kvjax.encode.rtn import rtn
+from kvjax.encode.turboquant import turboquant
 
 
 def none() -> None:
@@ -30,6 +31,7 @@ ENCODERS: dict[str, Callable[..., Encoder | None]] = {
     "rtn": rtn,
     "hadamard_rtn": hadamard_rtn,
     "kivi": kivi,
+    "turboquant": turboquant,
     "kvarn": kvarn,
 }
 
@@ -62,4 +64,5 @@ __all__ = [
     "kvarn",
     "none",
     "rtn",
+    "turboquant",
 ]

@@ -11,6 +11,8 @@ def test_every_member_is_built_by_name():
     assert encode.from_config("fp8", format="e5m2") == encode.fp8(format="e5m2")
     assert encode.from_config("int4", tile=64) == encode.int4(tile=64)
     assert encode.from_config("kivi", group=64) == encode.kivi(group=64)
+    product = encode.from_config("turboquant", product=True)
+    assert product == encode.turboquant(product=True)
     token = encode.from_config("hadamard_rtn", key_axis="token")
     assert token == encode.hadamard_rtn(key_axis="token")
 
