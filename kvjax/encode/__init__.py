@@ -16,6 +16,7 @@ from kvjax.encode.kivi import kivi
 from kvjax.encode.kvarn import kvarn
 from kvjax.encode.rtn import rtn
 from kvjax.encode.turboquant import turboquant
+from kvjax.encode.turboquant_nc import turboquant_nc
 
 
 def none() -> None:
@@ -32,6 +33,7 @@ ENCODERS: dict[str, Callable[..., Encoder | None]] = {
     "hadamard_rtn": hadamard_rtn,
     "kivi": kivi,
     "turboquant": turboquant,
+    "turboquant_nc": turboquant_nc,
     "kvarn": kvarn,
 }
 
@@ -65,4 +67,5 @@ __all__ = [
     "none",
     "rtn",
     "turboquant",
+    "turboquant_nc",
 ]

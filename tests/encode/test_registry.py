@@ -13,6 +13,7 @@ def test_every_member_is_built_by_name():
     assert encode.from_config("kivi", group=64) == encode.kivi(group=64)
     product = encode.from_config("turboquant", product=True)
     assert product == encode.turboquant(product=True)
+    assert encode.from_config("turboquant_nc", key_bits=3) == encode.turboquant_nc(3)
     token = encode.from_config("hadamard_rtn", key_axis="token")
     assert token == encode.hadamard_rtn(key_axis="token")
 
