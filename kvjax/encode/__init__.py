@@ -14,6 +14,7 @@ from kvjax.encode.int4 import int4
 from kvjax.encode.int8 import int8
 from kvjax.encode.kivi import kivi
 from kvjax.encode.kvarn import kvarn
+from kvjax.encode.oscar import oscar
 from kvjax.encode.rtn import rtn
 from kvjax.encode.turboquant import turboquant
 from kvjax.encode.turboquant_nc import turboquant_nc
@@ -34,6 +35,7 @@ ENCODERS: dict[str, Callable[..., Encoder | None]] = {
     "kivi": kivi,
     "turboquant": turboquant,
     "turboquant_nc": turboquant_nc,
+    "oscar": oscar,
     "kvarn": kvarn,
 }
 
@@ -65,6 +67,7 @@ __all__ = [
     "kivi",
     "kvarn",
     "none",
+    "oscar",
     "rtn",
     "turboquant",
     "turboquant_nc",

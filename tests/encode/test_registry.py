@@ -14,6 +14,7 @@ def test_every_member_is_built_by_name():
     product = encode.from_config("turboquant", product=True)
     assert product == encode.turboquant(product=True)
     assert encode.from_config("turboquant_nc", key_bits=3) == encode.turboquant_nc(3)
+    assert encode.from_config("oscar", joint_norm=False) == encode.oscar(joint_norm=False)
     token = encode.from_config("hadamard_rtn", key_axis="token")
     assert token == encode.hadamard_rtn(key_axis="token")
 
