@@ -13,7 +13,7 @@ from jax import lax
 
 from kvjax.encode import hadamard, packing
 from kvjax.encode.base import Tile
-from kvjax.encode.rtn import Rtn, as_rows, quantize_rows
+from kvjax.encode.rtn import Rtn, as_rows, divide, quantize_rows
 
 LOG_SCALE_RANGE = (-0.3, 10.0)
 STD_RANGE = (1e-3, 1e3)
@@ -74,7 +74,10 @@ class KVarN(Rtn):
     """Rotated, balanced and rounded tiles; see :func:`kvarn`.
 
     Beside the ``codes`` and ``affine`` of Rtn a tile holds ``column`` int32 [..., M/2]: the 16-bit
-    column scale of entry i above that of entry i + M/2.
+    column scale of entry i above that of entry i + M/2. With 8-bit scales it holds ``codes``,
+    ``row8`` float8 [..., R] and ``column8`` float8 [..., M], ``zero`` int32 [..., R/2] with the
+    16-bit zero of row i above that of row i + R/2, and ``unit`` float32 [..., 2], what 1.0 stands
+    for among the row scales and among the column scales.
     """
 
     key_bits: int = 2
@@ -82,11 +85,17 @@ class KVarN(Rtn):
     iterations: int = 8
     normalize_tile: bool = False
     rotation: bool = True
+    clip: float = 0.0
+    scale_bits: int = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.iterations < 0:
             raise ValueError(f"iterations={self.iterations} must be 0 or more (the paper uses 8)")
+        if not 0 <= self.clip < 0.5:
+            raise ValueError(f"clip={self.clip} must be from 0 (none) to below 0.5, such as 0.005")
+        if self.scale_bits not in (8, 16):
+            raise ValueError(f"scale_bits={self.scale_bits} is not supported: choose 8 or 16")
 
     def validate(self, dim: int) -> None:
         super().validate(dim)
@@ -107,23 +116,77 @@ class KVarN(Rtn):
         size = _tile_std(rows) if self.normalize_tile else jnp.ones((), jnp.float32)
         rows = rows / size
         row_scale, column_scale = balance(rows, self.iterations)
-        codes, scale, zero = quantize_rows(rows / column_scale / row_scale, self.bits(role))
+        balanced = _clip_rows(rows / column_scale / row_scale, self.clip)
+        codes, scale, zero = quantize_rows(balanced, self.bits(role))
         row_scale = row_scale * size
-        tile = self.pack_rows(codes, scale * row_scale, zero * row_scale, role)
+        scale, zero = scale * row_scale, zero * row_scale
+        if self.scale_bits == 8:
+            return self._pack8(rows * size, scale, zero, column_scale, role)
+        tile = self.pack_rows(codes, scale, zero, role)
         tile["column"] = packing.pack_halves(column_scale[..., 0, :], self.meta_dtype)
         return tile
 
+    def _pack8(
+        self, rows: jax.Array, scale: jax.Array, zero: jax.Array, column: jax.Array, role: str
+    ) -> Tile:
+        """Rows [..., R, M] in codes chosen for the scales as stored: these are off by up to 6 %,
+        which codes can make good but for the ends of a row."""
+        row8, row_unit = _to_float8(scale[..., 0])
+        column8, column_unit = _to_float8(column[..., 0, :])
+        scale = row8.astype(jnp.float32) * row_unit
+        column = column8.astype(jnp.float32) * column_unit
+        steps = divide(
+            divide(rows, column[..., None, :]) - zero, jnp.maximum(scale, 1e-30)[..., None]
+        )
+        codes = jnp.clip(jnp.round(steps), 0, 2 ** self.bits(role) - 1).astype(jnp.int32)
+        return {
+            "codes": packing.pack(codes, self.bits(role)),
+            "row8": row8,
+            "column8": column8,
+            "zero": packing.pack_halves(zero[..., 0], self.meta_dtype),
+            "unit": jnp.concatenate([row_unit, column_unit], axis=-1),
+        }
+
     def unpack_tile(self, tile: Tile, role: str, dim: int) -> Tile:
         """Rtn's, and ``column`` float32 [..., M]."""
+        if self.scale_bits == 8:
+            row_unit, column_unit = jnp.split(tile["unit"], 2, axis=-1)
+            return {
+                "codes": packing.unpack(tile["codes"], self.bits(role), self.shape(role, dim)[0]),
+                "scale": tile["row8"].astype(jnp.float32) * row_unit,
+                "zero": packing.unpack_halves(tile["zero"], self.meta_dtype),
+                "column": tile["column8"].astype(jnp.float32) * column_unit,
+            }
         column = packing.unpack_halves(tile["column"], self.meta_dtype)
         return super().unpack_tile(tile, role, dim) | {"column": column}
 
     def decode_tile(self, tile: Tile, role: str, dim: int) -> jax.Array:
-        column = packing.unpack_halves(tile["column"], self.meta_dtype)
+        column = self.unpack_tile(tile, role, dim)["column"]
         return super().decode_tile(tile, role, dim) * as_rows(column[..., None, :], role)
 
     def tile_bytes(self, role: str, dim: int) -> int:
-        return super().tile_bytes(role, dim) + 2 * self.shape(role, dim)[1]
+        rows, minor = self.shape(role, dim)
+        if self.scale_bits == 8:
+            return 4 * packing.words(rows, self.bits(role)) * minor + 3 * rows + minor + 8
+        return super().tile_bytes(role, dim) + 2 * minor
+
+
+def _clip_rows(rows: jax.Array, share: float) -> jax.Array:
+    """Rows [..., R, M] without the ``share`` of numbers at each end, which take the end's value."""
+    if not share:
+        return rows
+    ends = jnp.quantile(rows, jnp.asarray([share, 1 - share]), axis=-1, keepdims=True)
+    return jnp.clip(rows, ends[0], ends[1])
+
+
+def _to_float8(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Positive x [..., n] as float8 [..., n] times a unit [..., 1] that puts the largest at 448.
+
+    Scales reach far beyond the numbers of e4m3 both ways, but in one tile seldom span more than
+    its range.
+    """
+    unit = jnp.maximum(x.max(axis=-1, keepdims=True) / 448, 1e-30)
+    return jnp.clip(x / unit, 0, 448).astype(jnp.float8_e4m3fn), unit
 
 
 def _tile_std(rows: jax.Array) -> jax.Array:
@@ -141,6 +204,8 @@ def kvarn(
     meta_dtype: str = "float16",
     normalize_tile: bool = False,
     rotate: bool = True,
+    clip: float = 0.0,
+    scale_bits: int = 16,
 ) -> KVarN:
     """KVarN, post-RoPE, keys per channel and values per token; the head dim is a power of two.
 
@@ -152,9 +217,15 @@ def kvarn(
       normalize_tile: divide a tile by its standard deviation first. The reference (False) never
         scales down below exp(-0.3), so that tiles much smaller than 1 are not balanced at all.
       rotate: False takes its input as rotated already.
+      clip: share of a row that is left out at each end of its range, such as 0.005; the public code
+        has this as an option for 2 bits.
+      scale_bits: 16, as the public code, or 8: both scales in float8 e4m3 under a float32 unit a
+        tile, zeros in ``meta_dtype``. That is the paper's count, b + 1/4 bits per element at 128 by
+        128 (and 1/256 for the units). Codes are chosen for the rounded scales.
 
     Raises:
-      ValueError: for another width, tile or dtype; on use, for a head dim that cannot be rotated.
+      ValueError: for another width, tile, dtype or clip; on use, for a head dim that cannot be
+        rotated.
     """
     return KVarN(
         tile=tile,
@@ -164,4 +235,6 @@ def kvarn(
         iterations=iterations,
         normalize_tile=normalize_tile,
         rotation=rotate,
+        clip=clip,
+        scale_bits=scale_bits,
     )
