@@ -5,8 +5,8 @@ import os
 # Before anything imports JAX; JAX_PLATFORMS=cuda in the environment wins.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-# Tests compile hundreds of small programs and run each for microseconds, so LLVM's optimizer is most
-# of their time. `scripts/test --all` leaves it on.
+# Tests compile hundreds of small programs and run each for microseconds: most of their time would
+# be LLVM's optimizer. `scripts/test --all` leaves it on.
 if "KVJAX_TEST_OPTIMIZED" not in os.environ:
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from kvjax.cache.partials import Block, Partial, Visible, merge, read
+from kvjax.cache.partials import DECODE, Block, Partial, Visible, merge, read
 from kvjax.cache.segments import Chunk, Exact, LayerCache
 from kvjax.cache.spec import LayerSpec, StreamSpec
 
@@ -76,6 +76,11 @@ def own_partial(
     return read(query, chunk.positions, load, -(-tokens // width), spec, visible, checkpoint)
 
 
+def _width(size: int, chunk: Chunk) -> int:
+    """Slots of a block: all of them where the scores are small, for cutting a block copies it."""
+    return size if chunk.query.shape[1] <= DECODE else min(size, BLOCK)
+
+
 def _block_slots(i: Array | int, width: int, size: int) -> tuple[Array, Array]:
     """Slots of block i, [width], and which of them no earlier block has read: the last block
     starts early when the width does not divide the size."""
@@ -105,7 +110,7 @@ def _join(parts: list[Array]) -> Array:
 def _recent_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
     here = layer.layout
     held = jnp.maximum(chunk.start - here.sink, 0)[:, None]  # non-sink tokens so far
-    width = min(here.recent, BLOCK)
+    width = _width(here.recent, chunk)
 
     def load(i: Array | int) -> Block:
         slot, fresh = _block_slots(i, width, here.recent)
@@ -131,7 +136,7 @@ def _blocks(used: Array, width: int, size: int) -> Array | int:
 
 def _sink_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
     here = layer.layout
-    width = min(here.sink, BLOCK)
+    width = _width(here.sink, chunk)
     if layer.plan.select.rerotate:
         query = _near_sinks(layer, query, chunk)
 

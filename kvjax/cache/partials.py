@@ -17,6 +17,8 @@ from jax import Array, lax
 
 from kvjax.cache.spec import LayerSpec
 
+DECODE = 8  # chunks of up to so many tokens read a segment in one go: their scores are small
+
 
 class Partial(NamedTuple):
     """out [B,T,H,D] float32 and lse [B,T,H] float32; lse = −inf (and out = 0) where empty."""
@@ -111,11 +113,28 @@ def _update(state: _State, query: Array, mask: Array, block: Block, spec: LayerS
     safe = jnp.where(jnp.isfinite(top), top, 0.0)
     p = jnp.exp(scores - safe[..., None])
     keep = jnp.exp(state.top - safe)
-    value = jnp.where(block.valid[:, None, :, None], block.value, 0)
-    new = jnp.einsum(
-        "bkqs,bksd->bkqd", p.astype(value.dtype), value, preferred_element_type=jnp.float32
-    )
+    new = _weigh(p, block, tokens)
     return _State(top, keep * state.total + p.sum(-1), keep[..., None] * state.out + new)
+
+
+def _weigh(p: Array, block: Block, tokens: int) -> Array:
+    """Σ p·v, [B,K,Q,Dv] float32. Invalid entries have p = 0, but 0·NaN would still be NaN.
+
+    A decoding step reads a whole segment as one block, and masking its values would copy them:
+    so there they are masked only if the plain sum came out other than finite.
+    """
+
+    def plain(p: Array, value: Array) -> Array:
+        p = p.astype(value.dtype)
+        return jnp.einsum("bkqs,bksd->bkqd", p, value, preferred_element_type=jnp.float32)
+
+    def masked(p: Array, value: Array) -> Array:
+        return plain(p, jnp.where(block.valid[:, None, :, None], value, 0))
+
+    if tokens > DECODE:
+        return masked(p, block.value)
+    out = plain(p, block.value)
+    return lax.cond(jnp.isfinite(out).all(), lambda *_: out, masked, p, block.value)
 
 
 def read(
