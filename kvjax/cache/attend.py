@@ -6,7 +6,7 @@ and causal, only later chunks read them as they were stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,8 @@ from kvjax.cache.partials import DECODE, Block, Partial, Visible, merge, read
 from kvjax.cache.segments import Chunk, Exact, LayerCache
 from kvjax.cache.spec import LayerSpec, StreamSpec
 
-BLOCK = 512  # entries read at a time: their scores and masked values stay small
+BLOCK = 256  # entries read at a time: their scores and masked values stay small
+QUERY_RUNS = 8  # at most so many runs of a chunk's queries, each with its own causal end
 
 
 def attend(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
@@ -66,14 +67,21 @@ def own_partial(
     """The chunk over itself, exact. The only partial of a model without a cache."""
     tokens = query.shape[1]
     width = min(tokens, BLOCK)
-    stored, valid_until = chunk.entries, chunk.length
 
     def load(i: Array | int) -> Block:
         index, fresh = _block_slots(i, width, tokens)
         position = chunk.start[:, None] + index
-        return _block(spec, stored, index, position, (index < valid_until[:, None]) & fresh)
+        return _block(spec, chunk.entries, index, position, (index < chunk.length[:, None]) & fresh)
 
-    return read(query, chunk.positions, load, -(-tokens // width), spec, visible, checkpoint)
+    # A run of queries reads only the blocks up to its own end: nearly half of them.
+    run = max(width, -(-tokens // QUERY_RUNS))
+    parts = []
+    for at in range(0, tokens, run):
+        part = slice(at, min(at + run, tokens))
+        blocks = -(-part.stop // width)
+        positions = chunk.positions[:, part]
+        parts.append(read(query[:, part], positions, load, blocks, spec, visible, checkpoint))
+    return Partial(*(_join(x, 1) for x in zip(*parts, strict=True)))
 
 
 def _width(size: int, chunk: Chunk) -> int:
@@ -103,8 +111,8 @@ def _block(spec: LayerSpec, stored: Exact, index: Array, position: Array, valid:
     return Block(key, value, position, valid)
 
 
-def _join(parts: list[Array]) -> Array:
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, -1)
+def _join(parts: Sequence[Array], axis: int = -1) -> Array:
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
 
 
 def _recent_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:

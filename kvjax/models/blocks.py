@@ -63,24 +63,30 @@ class Attention(nnx.Module):
         self.k_norm = RMSNorm(tensors, f"{name}.k_norm", c, dtype) if c.qk_norm else None
         self.config, self.rope = config, layer.rope
 
-    def chunk(self, hidden: Array, start: Array, count: Array) -> Chunk:
-        """What T new tokens bring: hidden [B,T,E]; start, count [B] int32."""
+    def inverse_frequencies(self) -> Array | None:
+        """The layer's RoPE, [D/2] float32; None for a layer without."""
+        if self.rope is None:
+            return None
+        return jnp.asarray(self.rope.inverse_frequencies(self.config.head_dim)[0])
+
+    def chunk(self, hidden: Array, start: Array, length: Array) -> Chunk:
+        """What T new tokens bring: hidden [B,T,E]; start, length [B] int32."""
         c, (batch, tokens, _) = self.config, hidden.shape
         query = self.q_proj(hidden).reshape(batch, tokens, c.num_heads, c.head_dim)
         key = self.k_proj(hidden).reshape(batch, tokens, c.num_kv_heads, c.head_dim)
         value = self.v_proj(hidden).reshape(batch, tokens, c.num_kv_heads, c.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        turned_query, turned_key, frequencies = query, key, None
-        if self.rope is not None:
-            inverse, factor = self.rope.inverse_frequencies(c.head_dim)
-            frequencies = jnp.asarray(inverse)
+        turned_query, turned_key = query, key
+        frequencies = self.inverse_frequencies()
+        if self.rope is not None and frequencies is not None:
+            factor = self.rope.inverse_frequencies(c.head_dim)[1]
             position = start[:, None] + jnp.arange(tokens, dtype=jnp.int32)
             angle = position.astype(jnp.float32)[..., None] * frequencies
             cos, sin = jnp.cos(angle) * factor, jnp.sin(angle) * factor
             turned_query, turned_key = rope(query, cos, sin), rope(key, cos, sin)
         entries = {"k": turned_key.swapaxes(1, 2), "v": value.swapaxes(1, 2)}
-        return Chunk(entries, start, count, turned_query, key, hidden, frequencies)
+        return Chunk(entries, start, length, turned_query, key, hidden, frequencies)
 
     def project(self, out: Array, dtype: jnp.dtype) -> Array:
         """[B,T,H,D] -> [B,T,E]."""
@@ -122,9 +128,9 @@ class Block(nnx.Module):
         self.pre_feedforward_layernorm = norm("pre_feedforward_layernorm") if sandwich else None
         self.post_feedforward_layernorm = norm("post_feedforward_layernorm") if sandwich else None
 
-    def chunk(self, x: Array, start: Array, count: Array) -> Chunk:
+    def chunk(self, x: Array, start: Array, length: Array) -> Chunk:
         """The layer's new entries and queries from the residual stream x [B,T,E]."""
-        return self.self_attn.chunk(self.input_layernorm(x), start, count)
+        return self.self_attn.chunk(self.input_layernorm(x), start, length)
 
     def combine(self, x: Array, out: Array) -> Array:
         """The residual stream after the layer, given attention's output [B,T,H,D]."""

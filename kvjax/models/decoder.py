@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +18,13 @@ from jax import Array
 
 from kvjax.cache.attend import own_partial
 from kvjax.cache.partials import Visible
-from kvjax.cache.segments import LayerCache, ModelCache
+from kvjax.cache.segments import ModelCache
 from kvjax.cache.spec import CacheSpec
 from kvjax.cache.transform import CacheTransform
 from kvjax.models.blocks import Block, RMSNorm, Tensors, layer_spec, to_array
 from kvjax.models.config import DecoderConfig
+from kvjax.models.layer import by_row, flush_layers, probe_layer, run_layer
+from kvjax.models.rows import Aligned, align, check_room, checked_tokens, restore
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -86,33 +87,6 @@ def cache_spec(config: DecoderConfig, dtype: str) -> CacheSpec:
     return CacheSpec(tuple(layer_spec(config, layer, dtype) for layer in config.layers))
 
 
-class Aligned(NamedTuple):
-    """A padded batch moved to the left: tokens [B,T], length [B], and the way back [B,T]."""
-
-    tokens: Array
-    length: Array
-    back: Array | None
-
-
-def align(tokens: Array, mask: Array | None) -> Aligned:
-    """Moves each row's real tokens to the front; mask [B,T] bool or None where all are real."""
-    batch, width = tokens.shape
-    if mask is None:
-        return Aligned(tokens, jnp.full(batch, width, jnp.int32), None)
-    order = jnp.argsort(~mask, axis=1, stable=True)
-    count = mask.sum(1).astype(jnp.int32)
-    back = jnp.where(mask, jnp.argsort(order, axis=1), -1)
-    return Aligned(jnp.take_along_axis(tokens, order, 1), count, back)
-
-
-def restore(x: Array, back: Array | None) -> Array:
-    """Undoes `align` on [B,T,...]; padded places get 0."""
-    if back is None:
-        return x
-    wide = back.reshape(*back.shape, *[1] * (x.ndim - 2))
-    return jnp.where(wide >= 0, jnp.take_along_axis(x, jnp.maximum(wide, 0), 1), 0)
-
-
 # ---- pieces, each jitted ---------------------------------------------------------------------
 
 
@@ -133,51 +107,6 @@ def _unembed(softcap: float | None, weight: Array, hidden: Array) -> Array:
     return logits if softcap is None else softcap * jnp.tanh(logits / softcap)
 
 
-def _layer(
-    graph: nnx.GraphDef,
-    attend: Callable,
-    append: Callable,
-    state: nnx.State,
-    x: Array,
-    start: Array,
-    count: Array,
-    layer: LayerCache,
-) -> tuple[Array, LayerCache]:
-    block = nnx.merge(graph, state)
-    chunk = block.chunk(x, start, count)
-    out, lse = attend(layer, chunk.query, chunk)
-    return block.combine(x, out), append(layer, chunk, lse)
-
-
-_layer_pure = jax.jit(_layer, static_argnums=(0, 1, 2))
-_layer_donating = jax.jit(_layer, static_argnums=(0, 1, 2), donate_argnums=7)
-
-
-def _flush(
-    flush: Callable, layers: tuple[LayerCache, ...], start: Array, length: Array
-) -> tuple[LayerCache, ...]:
-    return flush(layers, start, length)
-
-
-_flush_pure = jax.jit(_flush, static_argnums=0)
-_flush_donating = jax.jit(_flush, static_argnums=0, donate_argnums=1)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _layer_probe(
-    graph: nnx.GraphDef,
-    attend: Callable,
-    state: nnx.State,
-    x: Array,
-    start: Array,
-    count: Array,
-    layer: LayerCache,
-) -> tuple[Array, Array]:
-    block = nnx.merge(graph, state)
-    chunk = block.chunk(x, start, count)
-    return block.combine(x, attend(layer, chunk.query, chunk).out), chunk.query
-
-
 # ---- through a cache -------------------------------------------------------------------------
 
 
@@ -186,17 +115,14 @@ def step_aligned(
 ) -> tuple[Array, Aligned, ModelCache]:
     """Hidden states [B,T,E] before the last norm, left-aligned, and the cache after the chunk."""
     x, aligned = _embed(model.config.embed_scale, model.embed_tokens.weight[...], tokens, mask)
-    run = _layer_donating if donate else _layer_pure
-    transform, layers = cache.transform, []
+    transform, apart, layers = cache.transform, by_row(x), []
     for block, layer in zip(model.layers, cache.layers, strict=True):
-        graph, state = nnx.split(block)
-        x, layer = run(graph, transform.attend, transform.append, state, x, cache.length,
-                       aligned.length, layer)  # fmt: skip
+        x, layer = run_layer(transform, block, x, cache.length, aligned.length, layer,
+                             apart=apart, donate=donate)  # fmt: skip
         layers.append(layer)
     held = tuple(layers)
-    if transform.flush is not None and tokens.shape[1] == 1:
-        together = _flush_donating if donate else _flush_pure
-        held = together(transform.flush, held, cache.length, aligned.length)
+    if tokens.shape[1] == 1:
+        held = flush_layers(transform, held, cache.length, aligned.length, donate=donate)
     length = cache.length + aligned.length
     after = ModelCache(held, cache.shared, length, cache.capacity, transform)
     return x, aligned, after
@@ -256,9 +182,7 @@ def probe(model: Decoder, cache: ModelCache) -> Callable[[Array], tuple[Array, .
         x, aligned = _embed(model.config.embed_scale, model.embed_tokens.weight[...], tokens, None)
         queries = []
         for block, layer in zip(model.layers, cache.layers, strict=True):
-            graph, state = nnx.split(block)
-            x, query = _layer_probe(graph, cache.transform.attend, state, x, cache.length,
-                                    aligned.length, layer)  # fmt: skip
+            x, query = probe_layer(cache.transform, block, x, cache.length, aligned.length, layer)
             queries.append(query)
         return tuple(queries)
 
@@ -341,45 +265,6 @@ def period(config: DecoderConfig) -> int:
         if count % size == 0 and config.layers == config.layers[:size] * (count // size):
             return size
     return count
-
-
-# ---- checks, before any compile --------------------------------------------------------------
-
-
-def checked_tokens(
-    config: DecoderConfig, tokens: Array, mask: Array | None
-) -> tuple[Array, Array | None]:
-    """tokens as int32 [B,T] and mask as bool [B,T]; ValueError where they are not."""
-    if isinstance(tokens, jax.core.Tracer):
-        return tokens, mask
-    host = np.asarray(tokens)
-    if host.ndim != 2 or 0 in host.shape:
-        raise ValueError(f"tokens has shape {host.shape}; give [B,T] with at least one token")
-    if not np.issubdtype(host.dtype, np.integer):
-        raise ValueError(f"tokens has dtype {host.dtype}; give integers")
-    real = None if mask is None else np.asarray(mask).astype(bool)
-    if real is not None and real.shape != host.shape:
-        raise ValueError(f"mask has shape {real.shape} and tokens {host.shape}; they must agree")
-    seen = host if real is None else host[real]
-    if seen.size and (seen.min() < 0 or seen.max() >= config.vocab_size):
-        raise ValueError(f"tokens holds {seen.min()} … {seen.max()}; ids are 0 … "
-                         f"{config.vocab_size - 1}")  # fmt: skip
-    host = np.clip(host, 0, config.vocab_size - 1)
-    return jnp.asarray(host, jnp.int32), None if real is None else jnp.asarray(real)
-
-
-def check_room(cache: ModelCache, tokens: Array, mask: Array | None) -> None:
-    """ValueError where a row would outgrow the capacity, or the batch is another."""
-    if cache.length.shape[0] != tokens.shape[0]:
-        raise ValueError(f"tokens has {tokens.shape[0]} rows and the cache "
-                         f"{cache.length.shape[0]}; they must agree")  # fmt: skip
-    if isinstance(tokens, jax.core.Tracer) or isinstance(cache.length, jax.core.Tracer):
-        return  # inside jit the caller has checked; entries beyond the capacity are dropped
-    count = tokens.shape[1] if mask is None else np.asarray(mask).sum(1)
-    longest = int((np.asarray(cache.length) + count).max())
-    if longest > cache.capacity:
-        raise ValueError(f"a row would hold {longest} tokens but the cache's capacity is "
-                         f"{cache.capacity}; give init_cache a larger capacity")  # fmt: skip
 
 
 def init_cache(

@@ -22,12 +22,12 @@ from kvjax.cache.transform import CacheTransform
 from kvjax.cache.transform import cache as exact_cache
 from kvjax.models.decoder import (
     Decoder,
-    checked_tokens,
     finish,
     init_cache,
     step_aligned,
     unembed,
 )
+from kvjax.models.rows import checked_tokens
 
 STRETCH = 64  # τ, steps between two stop checks
 PREFILL = 512  # tokens of a prefill chunk
