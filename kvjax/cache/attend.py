@@ -17,6 +17,7 @@ from kvjax.cache.segments import Chunk, Exact, LayerCache
 from kvjax.cache.spec import LayerSpec, StreamSpec
 
 BLOCK = 256  # entries read at a time: their scores and masked values stay small
+BODY_BLOCK = 2048  # encoded tokens decoded at a time by a decoding step
 QUERY_RUNS = 8  # at most so many runs of a chunk's queries, each with its own causal end
 
 
@@ -108,7 +109,8 @@ def _block(spec: LayerSpec, stored: Exact, index: Array, position: Array, valid:
 
     key = _join([cut(s) for s in spec.key_streams])
     value = _join([cut(s) for s in spec.value_streams])
-    return Block(key, value, position, valid)
+    uncut = width == stored[spec.streams[0].name].shape[2] and width > BLOCK
+    return Block(key, value, position, valid, stored=uncut)
 
 
 def _join(parts: Sequence[Array], axis: int = -1) -> Array:
@@ -173,34 +175,47 @@ def _body_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
     here, spec, encoder = layer.layout, layer.spec, layer.plan.encode
     assert encoder is not None
     made = (jnp.maximum(chunk.start - here.sink, 0) // here.tile)[:, None]  # tiles so far
-    width = min(here.tiles, max(1, BLOCK // here.tile))
+    decoding = chunk.query.shape[1] <= DECODE
+    width = min(here.tiles, max(1, (BODY_BLOCK if decoding else BLOCK) // here.tile))
     within = jnp.arange(here.tile, dtype=jnp.int32)
 
     def load(i: Array | int) -> Block:
         slot, fresh = _block_slots(i, width, here.tiles)
         number = made - 1 - (made - 1 - slot) % here.tiles  # the tile that a slot holds now
         token = (number[..., None] * here.tile + within).reshape(made.shape[0], -1)
-        valid = jnp.repeat((number >= 0) & fresh, here.tile, axis=1)
+        real = (number >= 0) & fresh  # [B,width]
         part = {s.name: _decode(layer, s, slot[0], width) for s in spec.streams}
-        key = _join([part[s.name] for s in spec.key_streams])
+        key = _join([part[s.name] for s in spec.key_streams])  # [B,K,width,C,D]
         value = _join([part[s.name] for s in spec.value_streams])
-        return Block(key, value, here.sink + token, valid)
+        if decoding and encoder.key_by_channel:
+            key = key.swapaxes(3, 4)  # undoes the transpose at the end of decode_tile
+        else:
+            key = key.reshape(*key.shape[:2], -1, key.shape[-1])
+        value = jnp.where(real[:, None, :, None, None], value, 0)
+        value = value.reshape(*value.shape[:2], -1, value.shape[-1])
+        valid = jnp.repeat(real, here.tile, axis=1)
+        return Block(key, value, here.sink + token, valid, clean=True)
 
     stored = _join_frames(layer, query)
-    count = _blocks(jnp.minimum(made, here.tiles), width, here.tiles)
+    # A loop even over one block: outside of one, XLA fuses the decoder into its readers and runs
+    # it again and again, five times slower.
+    count = -(-jnp.max(jnp.minimum(made, here.tiles)) // width)
     near = Visible(window=here.window)
     out, lse = read(stored, chunk.positions, load, count, spec, near)
     return Partial(_unrotate(layer, out), lse)
 
 
 def _decode(layer: LayerCache, stream: StreamSpec, first: Array, width: int) -> Array:
-    """Tiles first … first + width of one stream, [B,K,width·C,D] in the stored frame."""
+    """Tiles first … first + width of one stream, [B,K,width,C,D] in the stored frame."""
     encoder = layer.plan.encode
     assert encoder is not None
     leaves = dict(layer.body[stream.name])
     tile = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, first, width, 2), leaves)
-    x = encoder.decode_tile(tile, stream.encode_role, stream.dim)  # [B,K,width,C,D]
-    return x.reshape(*x.shape[:2], width * encoder.tile, stream.dim)
+    if encoder.key_by_channel:
+        # Packed words are few bytes, and loops that unpack are several times faster over whole
+        # arrays than over cuts.
+        tile = lax.optimization_barrier(tile)
+    return encoder.decode_tile(tile, stream.encode_role, stream.dim)
 
 
 def _join_frames(layer: LayerCache, query: Array) -> Array:

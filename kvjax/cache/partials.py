@@ -30,14 +30,18 @@ class Partial(NamedTuple):
 class Block(NamedTuple):
     """A run of entries that one loop step reads.
 
-    key [B,K,S,Dk], value [B,K,S,Dv], position [B,S] int32 (the tokens' positions), valid [B,S].
-    What lies in invalid entries never matters; it may be NaN.
+    key [B,K,S,Dk], or tiles with channels first, [B,K,n,Dk,C] with n·C = S; value [B,K,S,Dv];
+    position [B,S] int32 (the tokens' positions); valid [B,S]. What lies in invalid entries never
+    matters; it may be NaN. `clean`: their values are 0 already. `stored`: key and value are the
+    cache's own arrays, so that to mask them would be to copy them.
     """
 
     key: Array
     value: Array
     position: Array
     valid: Array
+    clean: bool = False
+    stored: bool = False
 
 
 class Visible(NamedTuple):
@@ -101,8 +105,7 @@ def ungroup(x: Array, tokens: int) -> Array:
 
 
 def _update(state: _State, query: Array, mask: Array, block: Block, spec: LayerSpec) -> _State:
-    scores = jnp.einsum("bkqd,bksd->bkqs", query, block.key, preferred_element_type=jnp.float32)
-    scores = scores * spec.scale
+    scores = _scores(query, block.key) * spec.scale
     if spec.softcap is not None:
         scores = spec.softcap * jnp.tanh(scores / spec.softcap)
     b, k, q, s = scores.shape
@@ -113,15 +116,26 @@ def _update(state: _State, query: Array, mask: Array, block: Block, spec: LayerS
     safe = jnp.where(jnp.isfinite(top), top, 0.0)
     p = jnp.exp(scores - safe[..., None])
     keep = jnp.exp(state.top - safe)
-    new = _weigh(p, block, tokens)
+    new = _weigh(p, block)
     return _State(top, keep * state.total + p.sum(-1), keep[..., None] * state.out + new)
 
 
-def _weigh(p: Array, block: Block, tokens: int) -> Array:
+def _scores(query: Array, key: Array) -> Array:
+    """q·k in float32, [B,K,Q,S]. Over tiles it is one product a tile: to lay their channels out
+    side by side first takes several times as long as the product itself."""
+    if key.ndim == 4:
+        return jnp.einsum("bkqd,bksd->bkqs", query, key, preferred_element_type=jnp.float32)
+    b, k, n, _, c = key.shape
+    wide = jnp.broadcast_to(query[:, :, None], (b, k, n, *query.shape[2:]))
+    scores = jnp.einsum("bknqd,bkndc->bknqc", wide, key, preferred_element_type=jnp.float32)
+    return scores.swapaxes(2, 3).reshape(b, k, query.shape[2], n * c)
+
+
+def _weigh(p: Array, block: Block) -> Array:
     """Σ p·v, [B,K,Q,Dv] float32. Invalid entries have p = 0, but 0·NaN would still be NaN.
 
-    A decoding step reads a whole segment as one block, and masking its values would copy them:
-    so there they are masked only if the plain sum came out other than finite.
+    Masking the values of a stored segment would copy them, so there they are masked only if the
+    plain sum came out other than finite.
     """
 
     def plain(p: Array, value: Array) -> Array:
@@ -131,7 +145,9 @@ def _weigh(p: Array, block: Block, tokens: int) -> Array:
     def masked(p: Array, value: Array) -> Array:
         return plain(p, jnp.where(block.valid[:, None, :, None], value, 0))
 
-    if tokens > DECODE:
+    if block.clean:
+        return plain(p, block.value)
+    if not block.stored:
         return masked(p, block.value)
     out = plain(p, block.value)
     return lax.cond(jnp.isfinite(out).all(), lambda *_: out, masked, p, block.value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -48,9 +48,12 @@ class Encoder:
 
     Attributes:
       tile: tokens encoded together (C).
+      key_by_channel: whether keys are stored channels first, so that reading them as [D, C] saves
+        a transpose. Speed alone depends on it.
     """
 
     tile: int = 128
+    key_by_channel: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.tile < 2 or self.tile % 2:

@@ -6,6 +6,7 @@ token.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,7 @@ class Rtn(Encoder):
     16-bit zero.
     """
 
+    key_by_channel: ClassVar[bool] = True
     key_bits: int = 4
     value_bits: int = 4
     meta_dtype: str = "float16"
