@@ -6,7 +6,7 @@ in the file. Linear kernels are stored [in, out] (Hugging Face stores [out, in])
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -31,8 +31,21 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(to_array(tensors[f"{name}.bias"], dtype)) if bias else None
 
     def __call__(self, x: Array) -> Array:
-        y = x @ self.kernel[...]
+        y = few_rows(x, lambda x: x @ self.kernel[...])
         return y if self.bias is None else y + self.bias[...]
+
+
+def few_rows(x: Array, product: Callable[[Array], Array]) -> Array:
+    """`product(x)` for x [B,T,E], with at least 8 rows in 16 bits.
+
+    XLA's CPU backend has a fast 16-bit product from 8 rows on; below, it takes ten times as long
+    as float32. Accelerators round rows up to 8 or more in any case.
+    """
+    rows = x.shape[0] * x.shape[1]
+    if rows >= 8 or x.dtype == jnp.float32:
+        return product(x)
+    wide = jnp.pad(x.reshape(1, rows, -1), ((0, 0), (0, 8 - rows), (0, 0)))
+    return product(wide)[0, :rows].reshape(*x.shape[:2], -1)
 
 
 class RMSNorm(nnx.Module):

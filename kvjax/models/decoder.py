@@ -21,7 +21,7 @@ from kvjax.cache.partials import Visible
 from kvjax.cache.segments import ModelCache
 from kvjax.cache.spec import CacheSpec
 from kvjax.cache.transform import CacheTransform
-from kvjax.models.blocks import Block, RMSNorm, Tensors, layer_spec, to_array
+from kvjax.models.blocks import Block, RMSNorm, Tensors, few_rows, layer_spec, to_array
 from kvjax.models.config import DecoderConfig
 from kvjax.models.layer import by_row, flush_layers, probe_layer, run_layer
 from kvjax.models.rows import Aligned, align, check_room, checked_tokens, restore
@@ -103,7 +103,10 @@ def _finish(norm: RMSNorm, x: Array, back: Array | None) -> Array:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _unembed(softcap: float | None, weight: Array, hidden: Array) -> Array:
-    logits = jnp.einsum("bte,ve->btv", hidden, weight, preferred_element_type=jnp.float32)
+    def product(x: Array) -> Array:
+        return jnp.einsum("bte,ve->btv", x, weight, preferred_element_type=jnp.float32)
+
+    logits = few_rows(hidden, product)
     return logits if softcap is None else softcap * jnp.tanh(logits / softcap)
 
 
