@@ -62,12 +62,12 @@ def _append_exact(layer: LayerCache, chunk: Chunk) -> Exact:
 def _append_tiles(layer: LayerCache, chunk: Chunk) -> tuple[Tiles, Exact]:
     here, tokens = layer.layout, chunk.query.shape[1]
     before = jnp.maximum(chunk.start - here.sink, 0)
-    after = jnp.maximum(chunk.start + chunk.length - here.sink, 0)
+    now = jnp.maximum(chunk.start + chunk.length - here.sink, 0)
     flushes = (here.tile - 1 + tokens) // here.tile if here.tiles and tokens > 1 else 0
     desk = _desk(layer, chunk, before, flushes)
     if tokens == 1:
         return layer.body, desk
-    first, last = before // here.tile, after // here.tile
+    first, last = before // here.tile, now // here.tile
 
     def bring(m: Array | int, body: Tiles) -> Tiles:
         full = first + m < last
