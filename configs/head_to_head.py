@@ -47,6 +47,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.cache = ConfigDict()
     config.cache.sink = 64
     config.cache.tile = 64
+    config.cache.dtype = "model"  # of exact entries: the model's own, or float32, bfloat16, float16
     config.cache.select = ConfigDict(
         {"name": "all", "recent": placeholder(int), "positions": placeholder(str)}
     )

@@ -1,6 +1,6 @@
 """`config.cache` as a cache transform: each choice is a member's name and its arguments.
 
-    cache = {select: {name, ...}, encode: {name, ...}, place: {name}, sink, tile}
+    cache = {select: {name, ...}, encode: {name, ...}, place: {name}, sink, tile, dtype}
 
 An argument left at `None` takes the member's own default; an argument that the member does not
 have is an error. So a new member needs no line here.
@@ -22,6 +22,7 @@ CHOICES: dict[str, Mapping[str, Callable[..., Any]]] = {
     "encode": ENCODERS,
     "place": PLACEMENTS,
 }
+DTYPES = ("model", "float32", "bfloat16", "float16")  # of exact entries; the model's own first
 NOTHING = {"select": "all", "encode": "none", "place": "resident"}
 
 
@@ -31,16 +32,24 @@ def resolve(cache: ConfigDict, path: str = "config.cache") -> ConfigDict:
     `tile` goes to the member that takes one, so a cache without an encoder does not depend on it.
     """
     for key in cache:
-        if key not in (*CHOICES, "sink", "tile"):
-            fields = ", ".join([*CHOICES, "sink", "tile"])
+        if key not in (*CHOICES, "sink", "tile", "dtype"):
+            fields = ", ".join([*CHOICES, "sink", "tile", "dtype"])
             raise ValueError(f"{path}.{key}: unknown; a cache is made of {fields}")
     sink, tile = cache.get("sink", 0), cache.get("tile", 128)
     _check_int(sink, f"{path}.sink", least=0)
     _check_int(tile, f"{path}.tile", least=1)
+    dtype = cache.get("dtype", DTYPES[0])
+    if dtype not in DTYPES:
+        raise ValueError(f"{path}.dtype={dtype!r}: choose one of {', '.join(DTYPES)}")
     resolved = {
         choice: _resolve_member(cache.get(choice), choice, tile, path) for choice in CHOICES
     }
-    return ConfigDict({"sink": sink, **resolved})
+    return ConfigDict({"sink": sink, "dtype": dtype, **resolved})
+
+
+def entry_dtype(cache: ConfigDict) -> str | None:
+    """The dtype of a resolved cache's exact entries; None: the model's own."""
+    return None if cache.dtype == DTYPES[0] else cache.dtype
 
 
 def _check_int(value: Any, path: str, least: int) -> None:
@@ -93,4 +102,5 @@ def label(cache: ConfigDict) -> str:
         parts.append(encode.name + bits)
     if place.name != "resident":
         parts.append(place.name)
-    return "+".join(parts) or "exact"
+    name = "+".join(parts) or "exact"
+    return name if cache.dtype == DTYPES[0] else f"{name}-{cache.dtype}"

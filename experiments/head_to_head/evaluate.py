@@ -17,7 +17,7 @@ from experiments.head_to_head.speed import decode_rates
 from experiments.points import shared_folder
 from experiments.record import Metrics
 from experiments.statistics import by_block, by_quarter, mean_interval
-from experiments.transforms import build, label
+from experiments.transforms import build, entry_dtype, label
 from kvjax.models.decoder import step_hidden, unembed
 
 
@@ -26,7 +26,7 @@ def run_point(config: ConfigDict, folder: Path) -> dict[str, Any]:
     session = open_session(config, shared_folder(folder))
     transform = build(config.cache)
     with Metrics(folder) as metrics:
-        scores, cache = score(session, transform, metrics, label(config.cache))
+        scores, cache = score(session, transform, metrics, config.cache)
         result = {
             "scale": scale(config, session),
             "quality": quality(scores, config),
@@ -56,15 +56,17 @@ def compare(exact: jax.Array, ours: jax.Array, target: jax.Array) -> dict[str, j
 
 
 def score(
-    session: Session, transform: Any, metrics: Metrics, name: str
+    session: Session, transform: Any, metrics: Metrics, choices: ConfigDict
 ) -> tuple[dict[str, np.ndarray], Any]:
     """Scores [B, T] of every position, and the cache that holds the whole text afterwards."""
     model = session.model
-    cache = kvjax.init_cache(model, transform, len(session.tokens), session.capacity)
+    cache = kvjax.init_cache(
+        model, transform, len(session.tokens), session.capacity, dtype=entry_dtype(choices)
+    )
     reference = session.reference  # after the line that refuses what this model cannot have
     parts: list[dict[str, np.ndarray]] = []
-    steps = tqdm(list(session.blocks()), desc=name, unit="block", leave=False, disable=None)
-    for start, tokens in steps:
+    blocks, name = list(session.blocks()), label(choices)
+    for start, tokens in tqdm(blocks, desc=name, unit="block", leave=False, disable=None):
         stop = start + session.block
         hidden, cache = step_hidden(model, tokens, cache, donate=True)
         cache = kvjax.finish(model, cache)

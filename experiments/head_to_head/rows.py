@@ -41,7 +41,7 @@ def validate(config: ConfigDict) -> None:
 def points(config: ConfigDict, overridden: Collection[str] = ()) -> list[Point]:
     """The rows of the grid, or the one transform of `config.cache` when a choice was set by hand.
 
-    `cache.sink` and `cache.tile` alone set by hand hold for every row.
+    `cache.sink`, `cache.tile` and `cache.dtype` alone set by hand hold for every row.
     """
     by_hand = [path for path in overridden if path.startswith("cache.")]
     if any(path.count(".") > 1 for path in by_hand):
@@ -54,7 +54,7 @@ def points(config: ConfigDict, overridden: Collection[str] = ()) -> list[Point]:
 
 
 def _row(config: ConfigDict, name: str) -> ConfigDict:
-    base = {"sink": config.cache.sink, "tile": config.cache.tile}
+    base = {field: config.cache[field] for field in ("sink", "tile", "dtype")}
     return resolve(ConfigDict(base | dict(config.grid[name].items())), f"config.grid.{name}")
 
 

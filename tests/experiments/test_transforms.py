@@ -2,7 +2,7 @@ import pytest
 from ml_collections import ConfigDict
 
 import kvjax
-from experiments.transforms import build, label, resolve
+from experiments.transforms import build, entry_dtype, label, resolve
 
 
 def cache(**fields) -> ConfigDict:
@@ -30,6 +30,13 @@ def test_choices_and_their_defaults_are_spelled_out():
     assert build(resolved) is same
 
 
+def test_the_dtype_of_exact_entries():
+    assert entry_dtype(resolve(cache())) is None
+    small = resolve(cache(dtype="bfloat16"))
+    assert entry_dtype(small) == "bfloat16"
+    assert label(small) == "exact-bfloat16"
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [({"encode": {"name": "int8", "key_bits": 2}}, r"encode\.key_bits=2: int8 takes tile; leave"),
@@ -39,6 +46,7 @@ def test_choices_and_their_defaults_are_spelled_out():
      ({"encode": {"name": "kvarn", "key_bits": True}}, r"encode\.key_bits=True: kvarn wants int"),
      ({"select": {"name": "streaming", "window": 3}}, r"select\.window=3: streaming takes sink"),
      ({"sink": -1}, r"sink=-1: expected an int of 0 or more"),
+     ({"dtype": "float8"}, r"dtype='float8': choose one of model, float32"),
      ({"tile": 64.0}, r"tile=64\.0: expected an int"),
      ({"placement": {}}, r"placement: unknown; a cache is made of select, encode, place")],
 )  # fmt: skip
