@@ -28,18 +28,22 @@ def draw(scale: str, group: Sequence[table.Result]) -> Figure:
     figure = Figure(figsize=(13, 5.5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     lossy = [each for each in group if each.result["quality"]["kl"]["mean"] > 0]
+    bottom = min((each.result["quality"]["kl"]["mean"] for each in lossy), default=0.0) / 10
     for index, each in enumerate(lossy):
         style = {"color": COLOURS[index % 7], "marker": MARKERS[index % 8], "markersize": 8}
         _point(left, each, style, _crowded(each, lossy))
-        right.plot((1, 2, 3, 4), each.result["quality"]["kl_by_quarter"], label=each.name, **style)
+        # A quarter without loss (but for rounding) is a gap on a logarithmic axis, not a fall.
+        course = each.result["quality"]["kl_by_quarter"]
+        quarters = [kl if kl > bottom else float("nan") for kl in course]
+        right.plot((1, 2, 3, 4), quarters, label=each.name, **style)
     for each in group:
         if each not in lossy:
             _lossless(left, each)
     left.set(xlabel="measured bytes of the cache, MB", ylabel="KL to the exact cache, nats")
     right.set(xlabel="quarter of the text", ylabel="KL, nats", xticks=(1, 2, 3, 4))
     _finish(left, right)
-    if lossy:  # a quarter without loss falls below the axis instead of stretching it
-        right.set_ylim(bottom=min(each.result["quality"]["kl"]["mean"] for each in lossy) / 10)
+    if lossy:
+        right.set_ylim(bottom=bottom)
     figure.suptitle(scale, fontsize=9)
     return figure
 
