@@ -6,7 +6,7 @@ and causal, only later chunks read them as they were stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -196,13 +196,13 @@ def _body_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
         valid = jnp.repeat(real, here.tile, axis=1)
         return Block(key, value, here.sink + token, valid, clean=True)
 
-    stored = _join_frames(layer, query)
+    stored = _turned(spec.key_streams, query, encoder.rotate)
     # A loop even over one block: outside of one, XLA fuses the decoder into its readers and runs
     # it again and again, five times slower.
     count = -(-jnp.max(jnp.minimum(made, here.tiles)) // width)
     near = Visible(window=here.window)
     out, lse = read(stored, chunk.positions, load, count, spec, near)
-    return Partial(_unrotate(layer, out), lse)
+    return Partial(_turned(spec.value_streams, out, encoder.unrotate), lse)
 
 
 def _decode(layer: LayerCache, stream: StreamSpec, first: Array, width: int) -> Array:
@@ -218,23 +218,11 @@ def _decode(layer: LayerCache, stream: StreamSpec, first: Array, width: int) -> 
     return encoder.decode_tile(tile, stream.encode_role, stream.dim)
 
 
-def _join_frames(layer: LayerCache, query: Array) -> Array:
-    """The query in the frame of the stored keys: each key stream turns its own part."""
-    encoder = layer.plan.encode
-    assert encoder is not None
+def _turned(streams: Sequence[StreamSpec], x: Array, turn: Callable[[Array, str], Array]) -> Array:
+    """x [B,T,H,D] with each stream's own part turned into or out of its stored frame."""
     parts, at = [], 0
-    for stream in layer.spec.key_streams:
-        parts.append(encoder.rotate(query[..., at : at + stream.dim], stream.encode_role))
-        at += stream.dim
-    return _join(parts)
-
-
-def _unrotate(layer: LayerCache, out: Array) -> Array:
-    encoder = layer.plan.encode
-    assert encoder is not None
-    parts, at = [], 0
-    for stream in layer.spec.value_streams:
-        parts.append(encoder.unrotate(out[..., at : at + stream.dim], stream.encode_role))
+    for stream in streams:
+        parts.append(turn(x[..., at : at + stream.dim], stream.encode_role))
         at += stream.dim
     return _join(parts)
 
