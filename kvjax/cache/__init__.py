@@ -9,10 +9,10 @@ from kvjax.cache.append import append
 from kvjax.cache.attend import attend
 from kvjax.cache.bytes import Bytes, footprint, nbytes
 from kvjax.cache.layout import Layout, Plan, layout
-from kvjax.cache.partials import Partial, merge
 from kvjax.cache.segments import Chunk, LayerCache, ModelCache
 from kvjax.cache.spec import CacheSpec, LayerSpec, StreamSpec, heads_spec
 from kvjax.cache.transform import CacheTransform, cache, per_layer
+from kvjax.ops.partials import Partial, merge
 
 __all__ = [
     "Bytes",

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from kvjax.cache.partials import DECODE, Block, Partial, Visible, merge, read
 from kvjax.cache.segments import Chunk, Exact, LayerCache
 from kvjax.cache.spec import LayerSpec, StreamSpec
+from kvjax.ops.partials import DECODE, Block, Partial, Visible, merge, read
 
 BLOCK = 256  # entries read at a time: their scores and masked values stay small
 BODY_BLOCK = 2048  # encoded tokens decoded at a time by a decoding step
@@ -80,8 +80,8 @@ def own_partial(
     for at in range(0, tokens, run):
         part = slice(at, min(at + run, tokens))
         blocks = -(-part.stop // width)
-        positions = chunk.positions[:, part]
-        parts.append(read(query[:, part], positions, load, blocks, spec, visible, checkpoint))
+        rows = query[:, part], chunk.positions[:, part]
+        parts.append(read(*rows, load, blocks, spec.scoring, visible, checkpoint))
     return Partial(*(_join(x, 1) for x in zip(*parts, strict=True)))
 
 
@@ -136,7 +136,7 @@ def _recent_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
     used = held % here.tile if here.tile else jnp.minimum(held, here.recent)
     count = _blocks(used, width, here.recent)
     near = Visible(window=here.window)
-    return read(query, chunk.positions, load, count, layer.spec, near)
+    return read(query, chunk.positions, load, count, layer.spec.scoring, near)
 
 
 def _blocks(used: Array, width: int, size: int) -> Array | int:
@@ -157,7 +157,7 @@ def _sink_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
         return _block(layer.spec, layer.sink, slot, position, (slot < held) & fresh)
 
     used = jnp.minimum(chunk.start, here.sink)
-    return read(query, chunk.positions, load, _blocks(used, width, here.sink), layer.spec)
+    return read(query, chunk.positions, load, _blocks(used, width, here.sink), layer.spec.scoring)
 
 
 def _near_sinks(layer: LayerCache, query: Array, chunk: Chunk) -> Array:
@@ -201,7 +201,7 @@ def _body_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
     # it again and again, five times slower.
     count = -(-jnp.max(jnp.minimum(made, here.tiles)) // width)
     near = Visible(window=here.window)
-    out, lse = read(stored, chunk.positions, load, count, spec, near)
+    out, lse = read(stored, chunk.positions, load, count, spec.scoring, near)
     return Partial(_turned(spec.value_streams, out, encoder.unrotate), lse)
 
 

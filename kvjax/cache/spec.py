@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvjax.ops.partials import Scoring
+
 ROLES = ("key", "value", "both")
 
 
@@ -85,6 +87,10 @@ class LayerSpec:
     @property
     def value_streams(self) -> tuple[StreamSpec, ...]:
         return tuple(s for s in self.streams if s.is_value)
+
+    @property
+    def scoring(self) -> Scoring:
+        return Scoring(self.scale, self.softcap)
 
     @property
     def kv_heads(self) -> int:

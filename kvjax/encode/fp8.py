@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from kvjax.encode.base import Encoder, Tile, check_role
-from kvjax.encode.rtn import divide
+from kvjax.ops.rounding import divide
 
 FORMATS = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2}
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from kvjax.encode import hadamard, packing
 from kvjax.encode.base import Tile
-from kvjax.encode.rtn import Rtn, as_rows, quantize_rows
+from kvjax.encode.rtn import Rtn
+from kvjax.ops import hadamard, packing
+from kvjax.ops.rounding import as_rows, quantize_rows
 
 KEY_AXES = ("channel", "token")
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from kvjax.encode import packing
 from kvjax.encode.base import Encoder, Tile, check_role
-from kvjax.encode.rtn import as_rows, divide
+from kvjax.ops import packing
+from kvjax.ops.rounding import as_rows, divide
 
 LARGEST = 7
 OFFSET = 8  # packed codes are unsigned

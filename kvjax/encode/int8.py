@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from kvjax.encode.base import Encoder, Tile, check_role
-from kvjax.encode.rtn import divide
+from kvjax.ops.rounding import divide
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from kvjax.encode import packing
 from kvjax.encode.base import Tile
-from kvjax.encode.rtn import Rtn, as_rows, quantize_rows
+from kvjax.encode.rtn import Rtn
+from kvjax.ops import packing
+from kvjax.ops.rounding import as_rows, quantize_rows
 
 
 @dataclass(frozen=True)

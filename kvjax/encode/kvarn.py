@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kvjax.encode import hadamard, packing
 from kvjax.encode.base import Tile
-from kvjax.encode.rtn import Rtn, as_rows, divide, quantize_rows
+from kvjax.encode.rtn import Rtn
+from kvjax.ops import hadamard, packing
+from kvjax.ops.rounding import as_rows, divide, quantize_rows
 
 LOG_SCALE_RANGE = (-0.3, 10.0)
 STD_RANGE = (1e-3, 1e3)

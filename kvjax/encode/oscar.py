@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from kvjax.encode import hadamard, packing
 from kvjax.encode.base import Tile
 from kvjax.encode.kivi import Kivi
-from kvjax.encode.rtn import as_rows, divide
+from kvjax.ops import hadamard, packing
+from kvjax.ops.rounding import as_rows, divide
 
 
 def quantize_whole_zero(rows: jax.Array, bits: int) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from kvjax.encode import codebook, packing
+from kvjax.encode import codebook
 from kvjax.encode.base import Encoder, Tile
-from kvjax.encode.rtn import as_rows, divide
+from kvjax.ops import packing
+from kvjax.ops.rounding import as_rows, divide
 
 
 @dataclass(frozen=True)

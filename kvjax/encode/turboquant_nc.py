@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from kvjax.encode import codebook, hadamard, packing
+from kvjax.encode import codebook
 from kvjax.encode.base import Tile
-from kvjax.encode.rtn import Rtn, as_rows, divide
+from kvjax.encode.rtn import Rtn
+from kvjax.ops import hadamard, packing
+from kvjax.ops.rounding import as_rows, divide
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from flax import nnx
 from jax import Array
 
 from kvjax.cache.attend import own_partial
-from kvjax.cache.partials import Visible
 from kvjax.cache.segments import ModelCache
 from kvjax.cache.spec import CacheSpec
 from kvjax.cache.transform import CacheTransform
@@ -25,6 +24,7 @@ from kvjax.models.blocks import Block, RMSNorm, Tensors, few_rows, layer_spec, t
 from kvjax.models.config import DecoderConfig
 from kvjax.models.layer import by_row, flush_layers, probe_layer, run_layer
 from kvjax.models.rows import Aligned, align, check_room, checked_tokens, restore
+from kvjax.ops.partials import Visible
 
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -14,10 +14,10 @@ import jax
 from flax import nnx
 from jax import Array
 
-from kvjax.cache.partials import DECODE
 from kvjax.cache.segments import Chunk, LayerCache
 from kvjax.cache.transform import CacheTransform
 from kvjax.models.blocks import Block
+from kvjax.ops.partials import DECODE
 
 
 def by_row(x: Array) -> bool:

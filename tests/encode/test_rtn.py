@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvjax import encode
-from kvjax.encode.rtn import quantize_rows
+from kvjax.ops.rounding import quantize_rows
 
 GOLDEN_KINDS = [
     *[(64, kind) for kind in ("gauss", "tok", "small", "const", "zeros", "rope")],

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvjax.encode import packing
+from kvjax.ops import packing
 
 
 def codes_of(rows, minor, bits, lead=(), seed=0):

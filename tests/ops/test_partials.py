@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvjax.cache.partials import Partial, group_queries, merge, ungroup
+from kvjax.ops.partials import Partial, group_queries, merge, ungroup
 
 
 def partial_of(scores, values) -> Partial:

@@ -15,8 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from kvjax.cache.spec import LayerSpec
-
 DECODE = 8  # chunks of up to so many tokens read a segment in one go: their scores are small
 
 
@@ -27,19 +25,35 @@ class Partial(NamedTuple):
     lse: Array
 
 
+class Scoring(NamedTuple):
+    """How queries and keys make scores: `scale` multiplies q·k; with a `softcap` scores become
+    softcap·tanh(score / softcap) (Gemma 2)."""
+
+    scale: float
+    softcap: float | None = None
+
+    def __call__(self, products: Array) -> Array:
+        scores = products * self.scale
+        if self.softcap is None:
+            return scores
+        return self.softcap * jnp.tanh(scores / self.softcap)
+
+
 class Block(NamedTuple):
     """A run of entries that one loop step reads.
 
     key [B,K,S,Dk], or tiles with channels first, [B,K,n,Dk,C] with n·C = S; value [B,K,S,Dv];
     position [B,S] int32 (the tokens' positions); valid [B,S]. What lies in invalid entries never
-    matters; it may be NaN. `clean`: their values are 0 already. `stored`: key and value are the
-    cache's own arrays, so that to mask them would be to copy them.
+    matters; it may be NaN. `bias` [B,1|T,S] float32 is added to the scores. `clean`: invalid
+    entries' values are 0 already. `stored`: key and value are the cache's own arrays, so that to
+    mask them would be to copy them.
     """
 
     key: Array
     value: Array
     position: Array
     valid: Array
+    bias: Array | None = None
     clean: bool = False
     stored: bool = False
 
@@ -104,13 +118,15 @@ def ungroup(x: Array, tokens: int) -> Array:
     return jnp.moveaxis(x, 3, 1).reshape(b, tokens, k * (q // tokens), *x.shape[4:])
 
 
-def _update(state: _State, query: Array, mask: Array, block: Block, spec: LayerSpec) -> _State:
-    scores = _scores(query, block.key) * spec.scale
-    if spec.softcap is not None:
-        scores = spec.softcap * jnp.tanh(scores / spec.softcap)
+def _update(
+    state: _State, query: Array, mask: Array, block: Block, scoring: Scoring
+) -> _State:
+    scores = scoring(_scores(query, block.key))
     b, k, q, s = scores.shape
     tokens = mask.shape[1]
     scores = scores.reshape(b, k, q // tokens, tokens, s)
+    if block.bias is not None:
+        scores = scores + block.bias[:, None, None]
     scores = jnp.where(mask[:, None, None], scores, -jnp.inf).reshape(b, k, q, s)
     top = jnp.maximum(state.top, scores.max(-1))
     safe = jnp.where(jnp.isfinite(top), top, 0.0)
@@ -158,7 +174,7 @@ def read(
     positions: Array,
     load: Callable[[Array | int], Block],
     count: Array | int,
-    spec: LayerSpec,
+    scoring: Scoring,
     visible: Visible = _ALL,
     checkpoint: bool = False,
 ) -> Partial:
@@ -170,24 +186,24 @@ def read(
       load: block index -> `Block`.
       count: how many blocks hold anything; a traced count costs only the blocks that exist, a
         Python int can be differentiated through.
-      spec: scale, softcap and head counts.
+      scoring: products q·k -> scores.
       visible: which of the valid entries a query may read.
       checkpoint: recompute a block's scores in the backward pass rather than keep them.
     """
     tokens = query.shape[1]
-    grouped = group_queries(query, spec.kv_heads)
-    dim = sum(s.dim for s in spec.value_streams)
+    key, value = jax.eval_shape(lambda: tuple(load(0))[:2])
+    grouped = group_queries(query, key.shape[1])
     shape = grouped.shape[:3]
     state = _State(
         jnp.full(shape, -jnp.inf, jnp.float32),
         jnp.zeros(shape, jnp.float32),
-        jnp.zeros((*shape, dim), jnp.float32),
+        jnp.zeros((*shape, value.shape[-1]), jnp.float32),
     )
 
     def body(i: Array | int, state: _State) -> _State:
         block = load(i)
         mask = visible(block.position[:, None, :], positions[:, :, None])
-        return _update(state, grouped, mask & block.valid[:, None, :], block, spec)
+        return _update(state, grouped, mask & block.valid[:, None, :], block, scoring)
 
     if checkpoint:
         body = jax.checkpoint(body)

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kvjax.encode import hadamard
+from kvjax.ops import hadamard
 
 
 def sylvester(dim):

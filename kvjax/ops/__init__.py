@@ -1,0 +1,1 @@
+"""Operations with kernels: one folder each, and the arithmetic that they share."""
