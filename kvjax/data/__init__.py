@@ -1,5 +1,21 @@
-"""Real text by name, read from packages that are already installed. Nothing is downloaded here."""
+"""Real text by name and tasks over it. Nothing is downloaded here.
 
+Texts come from packages that are already installed, retrieval prompts from a seed, benchmarks from
+files that a person has.
+"""
+
+from kvjax.data.benchmarks import BENCHMARKS, Benchmark
 from kvjax.data.corpora import SOURCES, Text, load_text, titles
+from kvjax.data.task import Example, Scores, Task
 
-__all__ = ["SOURCES", "Text", "load_text", "titles"]
+__all__ = [
+    "BENCHMARKS",
+    "SOURCES",
+    "Benchmark",
+    "Example",
+    "Scores",
+    "Task",
+    "Text",
+    "load_text",
+    "titles",
+]
