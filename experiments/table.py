@@ -1,6 +1,7 @@
 """Tables from results alone: `result.md`, `result.csv` and `result.tex`.
 
     python -m experiments.table --workdir=DIR [--versus=rtn-2]
+    python -m experiments.table --paper=kvarn [--workdir=DIR] [--format=markdown]
 
 Rows of one scale (model, texts, lengths) stand in one table, and the scale stands over it. Nothing
 is filled in: what a result lacks is an empty cell, a point without a result is listed as missing.
@@ -10,7 +11,8 @@ command are in the CSV; the Markdown has the commit in the row and the commands 
 A study's `report` module says how its results read: `scale(result)`, one line, equal where numbers
 may be compared; `order(result)`, a sort key; `cells(result)`, {column: text}; `difference(result,
 other, name)`, the same for `--versus`; `NOTES`, a paragraph; and, if the picture of
-`experiments.plot` is not its own, `draw(scale, group)`.
+`experiments.plot` is not its own, `draw(scale, group)`. `--paper` is another table: a paper's
+published numbers with ours beside them (see `experiments.papers`).
 """
 
 import importlib
@@ -143,6 +145,11 @@ def write(results: Sequence[Result], workdir: Path, versus: str = "") -> list[Pa
 
 
 def main(_: list[str]) -> int:
+    if flags.FLAGS.paper:
+        return paper_main()
+    if not flags.FLAGS.workdir:
+        print("error: --workdir: missing; name a workdir of launch or sweep, or a --paper")
+        return 2
     workdir, versus = Path(flags.FLAGS.workdir), flags.FLAGS.versus
     results = load(workdir)
     if not results:
@@ -156,7 +163,26 @@ def main(_: list[str]) -> int:
     return 0
 
 
+def paper_main() -> int:
+    """A paper's tables; our numbers come from `--workdir`, or from results/<paper> if it is here."""
+    from experiments import papers  # reads results by this module
+
+    name, given = flags.FLAGS.paper, flags.FLAGS.workdir
+    workdir = Path(given or f"results/{name}")
+    try:
+        if given and not workdir.is_dir():
+            raise ValueError(f"--workdir={given}: no such folder")
+        papers.show(name, workdir, flags.FLAGS.format)
+    except ValueError as error:
+        print(f"error: {error}")
+        return 2
+    return 0
+
+
 if __name__ == "__main__":
-    flags.DEFINE_string("workdir", None, "a workdir of launch or sweep", required=True)
+    flags.DEFINE_string("workdir", "", "a workdir of launch or sweep")
     flags.DEFINE_string("versus", "", "a row that the others are compared with, in pairs")
+    flags.DEFINE_string("paper", "", "a paper whose published tables are shown, such as kvarn")
+    formats = ["all", "markdown", "latex", "csv"]
+    flags.DEFINE_enum("format", "all", formats, "of a paper's tables; all also keeps the files")
     app.run(main)
