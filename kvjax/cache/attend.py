@@ -6,18 +6,20 @@ and causal, only later chunks read them as they were stored.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from kvjax.cache.segments import Chunk, Exact, LayerCache
+from kvjax.cache.segments import Chunk, Exact, LayerCache, Tiles
 from kvjax.cache.spec import LayerSpec, StreamSpec
-from kvjax.ops.partials import DECODE, Block, Partial, Visible, merge, read
+from kvjax.encode.base import Encoder
+from kvjax.ops.partials import DECODE, Block, Partial, Visible, block_slots, merge, read
+from kvjax.ops.quantized_decode_attention.api import quantized_decode_attention
+from kvjax.ops.quantized_decode_attention.reference import attend_tiles
 
 BLOCK = 256  # entries read at a time: their scores and masked values stay small
-BODY_BLOCK = 2048  # encoded tokens decoded at a time by a decoding step
 QUERY_RUNS = 8  # at most so many runs of a chunk's queries, each with its own causal end
 
 
@@ -70,7 +72,7 @@ def own_partial(
     width = min(tokens, BLOCK)
 
     def load(i: Array | int) -> Block:
-        index, fresh = _block_slots(i, width, tokens)
+        index, fresh = block_slots(i, width, tokens)
         position = chunk.start[:, None] + index
         return _block(spec, chunk.entries, index, position, (index < chunk.length[:, None]) & fresh)
 
@@ -88,14 +90,6 @@ def own_partial(
 def _width(size: int, chunk: Chunk) -> int:
     """Slots of a block: all of them where the scores are small, for cutting a block copies it."""
     return size if chunk.query.shape[1] <= DECODE else min(size, BLOCK)
-
-
-def _block_slots(i: Array | int, width: int, size: int) -> tuple[Array, Array]:
-    """Slots of block i, [width], and which of them no earlier block has read: the last block
-    starts early when the width does not divide the size."""
-    base = jnp.minimum(i * width, size - width)
-    index = base + jnp.arange(width, dtype=jnp.int32)
-    return index, index >= i * width
 
 
 def _block(spec: LayerSpec, stored: Exact, index: Array, position: Array, valid: Array) -> Block:
@@ -123,7 +117,7 @@ def _recent_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
     width = _width(here.recent, chunk)
 
     def load(i: Array | int) -> Block:
-        slot, fresh = _block_slots(i, width, here.recent)
+        slot, fresh = block_slots(i, width, here.recent)
         if here.ring:
             number = held - 1 - (held - 1 - slot) % here.recent
         elif here.tile:
@@ -151,7 +145,7 @@ def _sink_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
         query = _near_sinks(layer, query, chunk)
 
     def load(i: Array | int) -> Block:
-        slot, fresh = _block_slots(i, width, here.sink)
+        slot, fresh = block_slots(i, width, here.sink)
         held = jnp.minimum(chunk.start, here.sink)[:, None]
         position = jnp.broadcast_to(slot, (held.shape[0], width))
         return _block(layer.spec, layer.sink, slot, position, (slot < held) & fresh)
@@ -171,51 +165,33 @@ def _near_sinks(layer: LayerCache, query: Array, chunk: Chunk) -> Array:
 
 
 def _body_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
-    """Encoded tiles, a few at a time: no dequantized copy of the whole body ever exists."""
+    """Encoded tiles, read in their stored frame."""
     here, spec, encoder = layer.layout, layer.spec, layer.plan.encode
     assert encoder is not None
-    made = (jnp.maximum(chunk.start - here.sink, 0) // here.tile)[:, None]  # tiles so far
-    decoding = chunk.query.shape[1] <= DECODE
-    width = min(here.tiles, max(1, (BODY_BLOCK if decoding else BLOCK) // here.tile))
-    within = jnp.arange(here.tile, dtype=jnp.int32)
-
-    def load(i: Array | int) -> Block:
-        slot, fresh = _block_slots(i, width, here.tiles)
-        number = made - 1 - (made - 1 - slot) % here.tiles  # the tile that a slot holds now
-        token = (number[..., None] * here.tile + within).reshape(made.shape[0], -1)
-        real = (number >= 0) & fresh  # [B,width]
-        part = {s.name: _decode(layer, s, slot[0], width) for s in spec.streams}
-        key = _join([part[s.name] for s in spec.key_streams])  # [B,K,width,C,D]
-        value = _join([part[s.name] for s in spec.value_streams])
-        if decoding and encoder.key_by_channel:
-            key = key.swapaxes(3, 4)  # undoes the transpose at the end of decode_tile
-        else:
-            key = key.reshape(*key.shape[:2], -1, key.shape[-1])
-        value = jnp.where(real[:, None, :, None, None], value, 0)
-        value = value.reshape(*value.shape[:2], -1, value.shape[-1])
-        valid = jnp.repeat(real, here.tile, axis=1)
-        return Block(key, value, here.sink + token, valid, clean=True)
-
     stored = _turned(spec.key_streams, query, encoder.rotate)
-    # A loop even over one block: outside of one, XLA fuses the decoder into its readers and runs
-    # it again and again, five times slower.
-    count = -(-jnp.max(jnp.minimum(made, here.tiles)) // width)
-    near = Visible(window=here.window)
-    out, lse = read(stored, chunk.positions, load, count, spec.scoring, near)
-    return Partial(_turned(spec.value_streams, out, encoder.unrotate), lse)
+    made = jnp.maximum(chunk.start - here.sink, 0) // here.tile  # tiles so far
+    format, bodies = encoder.affine(), [dict(layer.body[s.name]) for s in spec.streams]
+    if format is not None and query.shape[1] <= DECODE and len(bodies) == 2:
+        found = quantized_decode_attention(
+            stored, chunk.positions, bodies[0], bodies[1], made, format=format,
+            scoring=spec.scoring, first=here.sink, window=here.window,
+        )  # fmt: skip
+    else:
+        found = attend_tiles(
+            stored, chunk.positions, layer.body, made, functools.partial(_decode, spec, encoder),
+            tile=here.tile, scoring=spec.scoring, first=here.sink, window=here.window,
+            by_channel=encoder.key_by_channel,
+        )  # fmt: skip
+    return found._replace(out=_turned(spec.value_streams, found.out, encoder.unrotate))
 
 
-def _decode(layer: LayerCache, stream: StreamSpec, first: Array, width: int) -> Array:
-    """Tiles first … first + width of one stream, [B,K,width,C,D] in the stored frame."""
-    encoder = layer.plan.encode
-    assert encoder is not None
-    leaves = dict(layer.body[stream.name])
-    tile = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, first, width, 2), leaves)
-    if encoder.key_by_channel:
-        # Packed words are few bytes, and loops that unpack are several times faster over whole
-        # arrays than over cuts.
-        tile = lax.optimization_barrier(tile)
-    return encoder.decode_tile(tile, stream.encode_role, stream.dim)
+def _decode(spec: LayerSpec, encoder: Encoder, tiles: Tiles) -> tuple[Array, Array]:
+    """Tiles of all streams as keys [B,K,n,C,Dk] and values [B,K,n,C,Dv], in the stored frame."""
+    part = {s.name: encoder.decode_tile(dict(tiles[s.name]), s.encode_role, s.dim)
+            for s in spec.streams}  # fmt: skip
+    return _join([part[s.name] for s in spec.key_streams]), _join(
+        [part[s.name] for s in spec.value_streams]
+    )
 
 
 def _turned(streams: Sequence[StreamSpec], x: Array, turn: Callable[[Array, str], Array]) -> Array:

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-Tile = dict[str, jax.Array]
+from kvjax.ops.affine import Affine, Tile
+
 ROLES = ("key", "value")
 
 
@@ -79,6 +80,10 @@ class Encoder:
     def tile_bytes(self, role: str, dim: int) -> int:
         """Bytes of one encoded tile of one kv head: what the arrays of ``encode_tile`` take."""
         raise NotImplementedError
+
+    def affine(self) -> Affine | None:
+        """The format that kernels read, where this encoder's tiles have it."""
+        return None
 
     def bits_per_element(self, role: str, dim: int) -> float:
         """Bits that one of the C * D numbers of a tile takes, scales and padding included."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from kvjax.encode.base import Tile
 from kvjax.encode.rtn import Rtn
 from kvjax.ops import hadamard, packing
+from kvjax.ops.affine import Affine
 from kvjax.ops.rounding import as_rows, quantize_rows
 
 KEY_AXES = ("channel", "token")
@@ -46,6 +47,9 @@ class HadamardRtn(Rtn):
         """Whether the numbers that share a scale lie across those that share a word."""
         return role == "key" and self.key_axis == "token"
 
+    def affine(self) -> Affine | None:
+        return None if self.key_axis == "token" else self.format()
+
     def encode_tile(self, x: jax.Array, role: str) -> Tile:
         self.check_tile(x, role)
         x = self.rotate(x.astype(jnp.float32), role)
@@ -62,8 +66,10 @@ class HadamardRtn(Rtn):
         return plain
 
     def decode_tile(self, tile: Tile, role: str, dim: int) -> jax.Array:
-        decoded = super().decode_tile(tile, role, dim)
-        return as_rows(decoded, role) if self.turned(role) else decoded
+        if not self.turned(role):
+            return super().decode_tile(tile, role, dim)
+        plain = self.unpack_tile(tile, role, dim)
+        return plain["codes"] * plain["scale"][..., None] + plain["zero"][..., None]
 
     def tile_bytes(self, role: str, dim: int) -> int:
         rows, minor = self.shape(role, dim)

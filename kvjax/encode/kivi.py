@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from kvjax.encode.base import Tile
 from kvjax.encode.rtn import Rtn
 from kvjax.ops import packing
+from kvjax.ops.affine import Affine
 from kvjax.ops.rounding import as_rows, quantize_rows
 
 
@@ -46,6 +47,9 @@ class Kivi(Rtn):
                 f"head_dim={dim} is not a multiple of group={self.group}, the channels that share "
                 "a value scale: choose a group that divides it, or use rtn"
             )
+
+    def affine(self) -> Affine | None:
+        return None
 
     def grouped(self, rows: jax.Array) -> jax.Array:
         """[..., R, M] as [..., R, M / group, group]."""

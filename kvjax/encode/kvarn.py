@@ -14,6 +14,7 @@ from jax import lax
 from kvjax.encode.base import Tile
 from kvjax.encode.rtn import Rtn
 from kvjax.ops import hadamard, packing
+from kvjax.ops.affine import Affine
 from kvjax.ops.rounding import as_rows, divide, quantize_rows
 
 LOG_SCALE_RANGE = (-0.3, 10.0)
@@ -111,6 +112,9 @@ class KVarN(Rtn):
     def unrotate(self, x: jax.Array, role: str) -> jax.Array:
         return self.rotate(x, role)
 
+    def affine(self) -> Affine | None:
+        return self.format(column=True) if self.scale_bits == 16 else None
+
     def encode_tile(self, x: jax.Array, role: str) -> Tile:
         self.check_tile(x, role)
         rows = as_rows(self.rotate(x.astype(jnp.float32), role), role)
@@ -158,18 +162,20 @@ class KVarN(Rtn):
                 "zero": packing.unpack_halves(tile["zero"], self.meta_dtype),
                 "column": tile["column8"].astype(jnp.float32) * column_unit,
             }
-        column = packing.unpack_halves(tile["column"], self.meta_dtype)
-        return super().unpack_tile(tile, role, dim) | {"column": column}
+        return self.format(column=True).unpack(tile, role, dim)
 
     def decode_tile(self, tile: Tile, role: str, dim: int) -> jax.Array:
-        column = self.unpack_tile(tile, role, dim)["column"]
-        return super().decode_tile(tile, role, dim) * as_rows(column[..., None, :], role)
+        if self.scale_bits == 16:
+            return self.format(column=True).decode(tile, role, dim)
+        plain = self.unpack_tile(tile, role, dim)
+        rows = plain["codes"].astype(jnp.float32) * plain["scale"][..., None]
+        return as_rows((rows + plain["zero"][..., None]) * plain["column"][..., None, :], role)
 
     def tile_bytes(self, role: str, dim: int) -> int:
+        if self.scale_bits == 16:
+            return self.format(column=True).tile_bytes(role, dim)
         rows, minor = self.shape(role, dim)
-        if self.scale_bits == 8:
-            return 4 * packing.words(rows, self.bits(role)) * minor + 3 * rows + minor + 8
-        return super().tile_bytes(role, dim) + 2 * minor
+        return 4 * packing.words(rows, self.bits(role)) * minor + 3 * rows + minor + 8
 
 
 def _clip_rows(rows: jax.Array, share: float) -> jax.Array:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from kvjax.encode.base import Encoder, Tile
 from kvjax.ops import packing
+from kvjax.ops.affine import Affine
 from kvjax.ops.rounding import as_rows, quantize_rows
 
 
@@ -56,20 +57,22 @@ class Rtn(Encoder):
             "affine": packing.pack_pair(scale[..., 0], zero[..., 0], self.meta_dtype),
         }
 
+    def format(self, column: bool = False) -> Affine:
+        """Rows under a scale and a zero."""
+        return Affine(self.tile, self.key_bits, self.value_bits, column, self.meta_dtype)
+
+    def affine(self) -> Affine | None:
+        return self.format()
+
     def unpack_tile(self, tile: Tile, role: str, dim: int) -> Tile:
         """``codes`` int32 [..., R, M], ``scale`` and ``zero`` float32 [..., R]."""
-        codes = packing.unpack(tile["codes"], self.bits(role), self.shape(role, dim)[0])
-        scale, zero = packing.unpack_pair(tile["affine"], self.meta_dtype)
-        return {"codes": codes, "scale": scale, "zero": zero}
+        return self.format().unpack(tile, role, dim)
 
     def decode_tile(self, tile: Tile, role: str, dim: int) -> jax.Array:
-        plain = self.unpack_tile(tile, role, dim)
-        codes = plain["codes"].astype(jnp.float32)
-        return as_rows(codes * plain["scale"][..., None] + plain["zero"][..., None], role)
+        return self.format().decode(tile, role, dim)
 
     def tile_bytes(self, role: str, dim: int) -> int:
-        rows, minor = self.shape(role, dim)
-        return 4 * packing.words(rows, self.bits(role)) * minor + 4 * rows
+        return self.format().tile_bytes(role, dim)
 
 
 def rtn(

@@ -13,6 +13,7 @@ from kvjax.encode import codebook
 from kvjax.encode.base import Tile
 from kvjax.encode.rtn import Rtn
 from kvjax.ops import hadamard, packing
+from kvjax.ops.affine import Affine
 from kvjax.ops.rounding import as_rows, divide
 
 
@@ -31,6 +32,9 @@ class TurboQuantNc(Rtn):
     def validate(self, dim: int) -> None:
         super().validate(dim)
         hadamard.check_dim(dim)
+
+    def affine(self) -> Affine | None:
+        return None
 
     def centroids(self, bits: int) -> tuple[float, ...]:
         """The codebook for N(0, 1)."""

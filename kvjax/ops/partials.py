@@ -169,6 +169,14 @@ def _weigh(p: Array, block: Block) -> Array:
     return lax.cond(jnp.isfinite(out).all(), lambda *_: out, masked, p, block.value)
 
 
+def block_slots(i: Array | int, width: int, size: int) -> tuple[Array, Array]:
+    """Slots of block i, [width], and which of them no earlier block has read: the last block
+    starts early when the width does not divide the size."""
+    base = jnp.minimum(i * width, size - width)
+    index = base + jnp.arange(width, dtype=jnp.int32)
+    return index, index >= i * width
+
+
 def read(
     query: Array,
     positions: Array,
