@@ -22,8 +22,8 @@ def last_box(text: str) -> str | None:
 
 
 def number(text: str) -> Decimal | None:
-    """The last number in `text`, thousands separators dropped; None without one."""
-    found = _NUMBER.findall(text)
+    """The last number in `text`, thousands separators dropped ("," or "{,}"); None without one."""
+    found = _NUMBER.findall(text.replace("{,}", ","))
     return Decimal(found[-1].replace(",", "")) if found else None
 
 
