@@ -38,3 +38,14 @@ def by_block(positions: np.ndarray, block: int) -> np.ndarray:
 def by_quarter(positions: np.ndarray) -> list[float]:
     """Mean of each quarter of the positions [texts, T], over all texts."""
     return [float(part.mean()) for part in np.array_split(positions, 4, axis=1)]
+
+
+def ratio_interval(ours: np.ndarray, theirs: np.ndarray) -> Interval:
+    """Ratio of two pooled means of paired block means [texts, blocks], with its 95 % interval.
+
+    Clustered by text as in `mean_interval`: the delta method makes it the interval of the mean of
+    (ours − ratio · theirs) / mean(theirs), whose own mean is 0.
+    """
+    ratio = float(ours.mean() / theirs.mean())
+    spread = mean_interval((ours - ratio * theirs) / theirs.mean())
+    return Interval(ratio, ratio + spread.low, ratio + spread.high)

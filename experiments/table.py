@@ -10,8 +10,9 @@ command are in the CSV; the Markdown has the commit in the row and the commands 
 
 A study's `report` module says how its results read: `scale(result)`, one line, equal where numbers
 may be compared; `order(result)`, a sort key; `cells(result)`, {column: text}; `difference(result,
-other, name)`, the same for `--versus`; `NOTES`, a paragraph; and, if the picture of
-`experiments.plot` is not its own, `draw(scale, group)`. `--paper` is another table: a paper's
+other, name)`, the same for `--versus`; `notes(result)`, a paragraph; where cells need other rows of
+the table, `together(group)`, {row: cells}; and, if the picture of `experiments.plot` is not its
+own, `draw(scale, group)`. `--paper` is another table: a paper's
 published numbers with ours beside them (see `experiments.papers`).
 """
 
@@ -66,13 +67,16 @@ def by_scale(results: Sequence[Result]) -> Iterator[tuple[str, list[Result]]]:
 def frame(group: Sequence[Result], versus: str = "") -> pd.DataFrame:
     """The cells of one table, as text; a column is there when some row has it."""
     against = next((r for r in group if r.name == versus), None)
+    report = report_of(group[0])
+    together = report.together(group) if hasattr(report, "together") else {}
     rows = []
     for each in group:
-        cells = {"cache": each.name, **report_of(each).cells(each.result)}
+        cells = {"cache": each.name, **report.cells(each.result), **together.get(each.name, {})}
         if against is not None:
-            cells |= report_of(each).difference(each.result, against.result, versus)
-        rows.append(cells | {"commit": _short(each.environment["commit"])})
-    return pd.DataFrame(rows).fillna("")
+            cells |= report.difference(each.result, against.result, versus)
+        rows.append(cells)
+    commits = [_short(each.environment["commit"]) for each in group]
+    return pd.DataFrame(rows).fillna("").assign(commit=commits)
 
 
 def _short(commit: str | None) -> str:
@@ -87,7 +91,7 @@ def markdown(results: Sequence[Result], unfinished: Sequence[str], versus: str =
     parts = []
     for scale, group in by_scale(results):
         table = frame(group, versus).to_markdown(index=False, disable_numparse=True)
-        parts += [f"**{scale}**", table, report_of(group[0]).NOTES]
+        parts += [f"**{scale}**", table, report_of(group[0]).notes(group[0].result)]
     if unfinished:
         parts.append("No result: " + ", ".join(unfinished) + ".")
     commands = dict.fromkeys(each.environment["command"] for each in results)
@@ -164,7 +168,7 @@ def main(_: list[str]) -> int:
 
 
 def paper_main() -> int:
-    """A paper's tables; our numbers come from `--workdir`, or from results/<paper> if it is here."""
+    """A paper's tables; our numbers come from `--workdir`, by default results/<paper>."""
     from experiments import papers  # reads results by this module
 
     name, given = flags.FLAGS.paper, flags.FLAGS.workdir

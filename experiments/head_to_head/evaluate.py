@@ -119,11 +119,12 @@ def quality(scores: dict[str, np.ndarray], config: ConfigDict) -> dict[str, Any]
 
 
 def size(session: Session, cache: Any) -> dict[str, Any]:
-    """Measured bytes of the live cache, against the exact cache's of the same capacity."""
-    ours, exact = kvjax.nbytes(cache), kvjax.nbytes(session.exact_cache)
+    """Measured bytes of the live cache, against an exact cache's of the same capacity."""
+    batch, capacity = len(session.tokens), session.capacity
+    ours = kvjax.nbytes(cache)
+    exact = kvjax.footprint(session.model.cache_spec(), kvjax.cache(), batch, capacity)
     config = session.model.config
-    tokens = len(session.tokens) * session.capacity
-    elements = tokens * len(config.layers) * 2 * config.num_kv_heads * config.head_dim
+    elements = batch * capacity * len(config.layers) * 2 * config.num_kv_heads * config.head_dim
     return {
         "bytes": ours.total,
         "device": ours.device,
@@ -132,8 +133,8 @@ def size(session: Session, cache: Any) -> dict[str, Any]:
         "exact_bytes": exact.total,
         "ratio": exact.total / ours.total,
         "bits_per_element": 8 * ours.total / elements,
-        "capacity": session.capacity,
-        "batch": len(session.tokens),
+        "capacity": capacity,
+        "batch": batch,
     }
 
 

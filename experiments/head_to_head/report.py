@@ -6,7 +6,7 @@ import numpy as np
 
 from experiments.statistics import Interval, mean_interval
 
-NOTES = (
+_NOTES = (
     "KL is KL(exact cache || this cache), perplexity × is exp of the increase in negative "
     "log-likelihood over the exact cache's at the same positions; in brackets the 95 % t interval "
     "over texts (over blocks where there is one text). Bytes "
@@ -25,6 +25,11 @@ def scale(result: dict[str, Any]) -> str:
         f"{texts} text{'s' * (texts > 1)} × {s['length']:,} tokens (n = {s['positions']:,}), "
         f"{s['regime']} in steps of {s['block']}, texts {s['tokens_sha256'][:8]}"
     )
+
+
+def notes(_: dict[str, Any]) -> str:
+    """The paragraph below a table."""
+    return _NOTES
 
 
 def order(result: dict[str, Any]) -> tuple[float, float]:

@@ -13,11 +13,18 @@ from experiments.points import study
 from tests.experiments.conftest import CONFIG, ROOT
 
 FILES = sorted(str(path) for path in (ROOT / "configs").glob("*.py") if path.stem != "__init__")
-VARIANTS = ("", "smoke", "full")
+VARIANTS = {
+    "head_to_head": ("", "smoke", "full"),
+    "kvarn": ("", "smoke", "paired", "retrieval", "paper"),
+}
+FILE_VARIANTS = [(file, variant) for file in FILES for variant in VARIANTS[Path(file).stem]]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("file", FILES, ids=lambda file: Path(file).stem)
+@pytest.mark.parametrize(
+    ("file", "variant"),
+    FILE_VARIANTS,
+    ids=[f"{Path(file).stem}:{variant}" for file, variant in FILE_VARIANTS],
+)
 def test_a_config_resolves_to_points(file, variant):
     module, arg = config_module(f"{file}:{variant}")
     config = module.get_config(arg)

