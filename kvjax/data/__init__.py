@@ -6,6 +6,7 @@ files that a person has.
 
 from kvjax.data.benchmarks import BENCHMARKS, Benchmark
 from kvjax.data.corpora import SOURCES, Text, load_text, titles
+from kvjax.data.retrieval import Lines, Needles, Passkey
 from kvjax.data.task import Example, Scores, Task
 
 __all__ = [
@@ -13,6 +14,9 @@ __all__ = [
     "SOURCES",
     "Benchmark",
     "Example",
+    "Lines",
+    "Needles",
+    "Passkey",
     "Scores",
     "Task",
     "Text",

@@ -20,6 +20,8 @@ def example(row: Row) -> Example:
         "entry_point": row.get("entry_point"),
         "test": row.get("test"),
     }
+    if not info["entry_point"].isidentifier():
+        raise row.error("entry_point", f"must be a function's name, is {info['entry_point']!r}")
     message = f"{PROMPT}\n\n```python\n{info['prompt'].strip()}\n```"
     return Example(message, row.get("canonical_solution"), info=info)
 

@@ -90,6 +90,7 @@ def test_a_missing_field_and_a_wrong_type_are_named(tmp_path, name, field, value
         ("gsm8k", "answer", "#### none", "must end with '#### ' and a number"),
         ("ifeval", "instruction_id_list", ["punctuation:no_dash", 3], "punctuation:no_dash, 3"),
         ("ifeval", "instruction_id_list", [], "unknown or none"),
+        ("humaneval", "entry_point", "a b", "must be a function's name, is 'a b'"),
         ("ifeval", "kwargs", [{}], "must be 2 objects"),
         ("ifeval", "kwargs", [{}, None], "must be 2 objects"),
     ],
