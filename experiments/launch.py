@@ -5,6 +5,7 @@
 
 Points that have their result are skipped, so a killed run goes on where it was. A point that fails
 is listed at the end, the rest runs, and the exit code is 1; a wrong config ends at once with 2.
+`--dry_run` lists the points, and what they lack where the study knows it, and runs nothing.
 """
 
 from types import ModuleType

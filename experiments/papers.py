@@ -206,7 +206,8 @@ def csv(published: dict[str, Any], measured: Sequence[Measured]) -> str:
                 place = {"model": each.model, "method": each.method, "metric": each.metric}
                 mine = {"ours": each.text, "scale": each.scale}
                 rows.append({"table": table["id"], **place, **mine})
-    return pd.DataFrame(rows, columns=list(_COLUMNS)).fillna("").to_csv(index=False)
+    blank = dict.fromkeys(_COLUMNS, "")
+    return pd.DataFrame([blank | row for row in rows]).to_csv(index=False)
 
 
 FORMATS: dict[str, tuple[str, Callable[[dict[str, Any], Sequence[Measured]], str]]] = {

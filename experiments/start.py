@@ -13,6 +13,7 @@ from experiments.args import check_types, config_module, node_at
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "the study, such as configs/x.py:smoke")
 WORKDIR = flags.DEFINE_string("workdir", "", "where results go and are found again")
+DRY_RUN = flags.DEFINE_bool("dry_run", False, "list the points and what they lack; run nothing")
 RUNNER = flags.DEFINE_enum("runner", "local", ["local", "ray"], "where points run")
 
 
@@ -52,9 +53,12 @@ def run(make_points: MakePoints, argv: list[str]) -> int:
     try:
         if len(argv) > 1:
             raise ValueError(f"unexpected {argv[1:]}; fields are set with --config.field=value")
-        if not WORKDIR.value:
+        if not WORKDIR.value and not DRY_RUN.value:
             raise ValueError("--workdir: missing; name a folder for the results")
         chosen = checked_points(make_points)
+        if DRY_RUN.value:
+            print("\n".join(dry_run(CONFIG.value, chosen)))
+            return 0
         outcomes = points.run_all(chosen, Path(WORKDIR.value), RUNNER.value)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -72,6 +76,14 @@ def checked_points(make_points: MakePoints) -> list[points.Point]:
     points.study(config).validate(config)
     by_hand = list(config_flags.get_override_values(flags.FLAGS["config"]))
     return make_points(module, config, by_hand)
+
+
+def dry_run(config: ConfigDict, chosen: list[points.Point]) -> list[str]:
+    """What would run: as the study tells it, else the names of the points."""
+    study = points.study(config)
+    if hasattr(study, "dry_run"):
+        return study.dry_run(config, chosen)
+    return [point.name for point in chosen]
 
 
 def show(workdir: Path) -> None:

@@ -10,7 +10,7 @@
 """
 
 import importlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from experiments.kvarn import report, rows
 from experiments.points import Point
 
-__all__ = ["points", "report", "run_point", "validate"]
+__all__ = ["dry_run", "points", "report", "run_point", "validate"]
 
 
 def validate(config: ConfigDict) -> None:
@@ -38,6 +38,15 @@ def points(config: ConfigDict, overridden: Collection[str] = ()) -> list[Point]:
 
         return paper.points(config, overridden)
     return rows.points(config)
+
+
+def dry_run(config: ConfigDict, chosen: Sequence[Point]) -> list[str]:
+    """What would run, and for the paper's setting which files and packages are missing."""
+    if config.part == "paper":
+        from experiments.kvarn import paper
+
+        return paper.dry_run(config, chosen)
+    return [point.name for point in chosen]
 
 
 def run_point(config: ConfigDict, folder: Path) -> dict[str, Any]:

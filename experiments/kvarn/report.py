@@ -11,9 +11,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.head_to_head import report as head_to_head
-from experiments.kvarn import pictures
+from experiments.kvarn import paper_report, pictures
+from experiments.kvarn.measured import measured
 from experiments.statistics import Interval, mean_interval, ratio_interval
 from experiments.table import Result
+
+__all__ = ["cells", "difference", "draw", "measured", "notes", "order", "scale", "together"]
 
 _DRIFT_NOTES = (
     "Each position's KL(exact cache || this cache), in nats, and the perplexity beside the exact "
@@ -125,7 +128,7 @@ class _Paired:
         return found
 
 
-_PARTS: dict[str, Any] = {"drift": _Drift, "paired": _Paired}
+_PARTS: dict[str, Any] = {"drift": _Drift, "paired": _Paired, "paper": paper_report}
 
 
 def scale(result: dict[str, Any]) -> str:
