@@ -83,7 +83,12 @@ def _append_tiles(layer: LayerCache, chunk: Chunk) -> tuple[Tiles, Exact]:
         body = bring(0, body)
     elif flushes > 1:
         body = lax.fori_loop(0, flushes, bring, body)
-    return body, _left_over(desk, last - first, here.recent)
+    kept = _left_over(desk, last - first, here.recent)
+    if layer.plan.encode is not None and layer.plan.encode.keeps_values:
+        before_it = _left_over(desk, jnp.maximum(last - first - 1, 0), here.recent)
+        fresh = (jnp.arange(here.recent) < (now % here.tile)[:, None])[:, None, :, None]
+        kept = {n: jnp.where(fresh, x, before_it[n]) for n, x in kept.items()}
+    return body, kept
 
 
 def _desk(layer: LayerCache, chunk: Chunk, before: Array, flushes: int) -> Exact:

@@ -17,7 +17,7 @@ from kvjax.cache.spec import LayerSpec, StreamSpec
 from kvjax.encode.base import Encoder
 from kvjax.ops.partials import DECODE, Block, Partial, Visible, block_slots, merge, read
 from kvjax.ops.quantized_decode_attention.api import quantized_decode_attention
-from kvjax.ops.quantized_decode_attention.reference import attend_tiles
+from kvjax.ops.quantized_decode_attention.reference import Late, attend_tiles
 
 BLOCK = 256  # entries read at a time: their scores and masked values stay small
 QUERY_RUNS = 8  # at most so many runs of a chunk's queries, each with its own causal end
@@ -171,7 +171,8 @@ def _body_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
     stored = _turned(spec.key_streams, query, encoder.rotate)
     made = jnp.maximum(chunk.start - here.sink, 0) // here.tile  # tiles so far
     format, bodies = encoder.affine(), [dict(layer.body[s.name]) for s in spec.streams]
-    if format is not None and query.shape[1] <= DECODE and len(bodies) == 2:
+    late = _late_values(layer, encoder, chunk) if encoder.keeps_values else None
+    if format is not None and late is None and query.shape[1] <= DECODE and len(bodies) == 2:
         found = quantized_decode_attention(
             stored, chunk.positions, bodies[0], bodies[1], made, format=format,
             scoring=spec.scoring, first=here.sink, window=here.window,
@@ -180,9 +181,17 @@ def _body_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
         found = attend_tiles(
             stored, chunk.positions, layer.body, made, functools.partial(_decode, spec, encoder),
             tile=here.tile, scoring=spec.scoring, first=here.sink, window=here.window,
-            by_channel=encoder.key_by_channel,
+            by_channel=encoder.key_by_channel, late=late,
         )  # fmt: skip
     return found._replace(out=_turned(spec.value_streams, found.out, encoder.unrotate))
+
+
+def _late_values(layer: LayerCache, encoder: Encoder, chunk: Chunk) -> Late:
+    """The newest C values: of the slots in `recent`, those not yet overwritten hold the end of the
+    tile before."""
+    here, streams = layer.layout, layer.spec.value_streams
+    exact = [encoder.rotate(layer.recent[s.name], s.encode_role) for s in streams]
+    return Late(_join(exact), jnp.maximum(chunk.start - here.sink, 0) - here.tile)
 
 
 def _decode(spec: LayerSpec, encoder: Encoder, tiles: Tiles) -> tuple[Array, Array]:

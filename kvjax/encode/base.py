@@ -85,6 +85,15 @@ class Encoder:
         """The format that kernels read, where this encoder's tiles have it."""
         return None
 
+    @property
+    def keeps_values(self) -> bool:
+        """Whether each of the newest ``tile`` values is read exact though its tile is encoded.
+
+        The cache needs no room for it: the exact slots hold a token until that ``tile`` places
+        later overwrites it.
+        """
+        return False
+
     def bits_per_element(self, role: str, dim: int) -> float:
         """Bits that one of the C * D numbers of a tile takes, scales and padding included."""
         return 8 * self.tile_bytes(role, dim) / (self.tile * dim)

@@ -1,8 +1,10 @@
 """KIVI (arXiv 2402.02750): keys per channel in groups of tokens, values per token in groups of
 channels.
 
-Groups lie inside a tile, so a tile holds what KIVI computes for the same tokens. Its windows differ
-here: values leave the exact window by the tile, as keys do, not one by one.
+Groups lie inside a tile, so a tile holds what KIVI computes for the same tokens. Keys leave the
+exact window by the tile of R tokens, values one by one: the newest R are read exact. Here a value
+is encoded with its tile, which gives it the codes that it would get later, for values are rounded
+token by token.
 """
 
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ class Kivi(Rtn):
     key_bits: int = 2
     value_bits: int = 2
     group: int = 32
+    residual: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +53,10 @@ class Kivi(Rtn):
 
     def affine(self) -> Affine | None:
         return None
+
+    @property
+    def keeps_values(self) -> bool:
+        return self.residual
 
     def grouped(self, rows: jax.Array) -> jax.Array:
         """[..., R, M] as [..., R, M / group, group]."""
@@ -93,6 +100,7 @@ def kivi(
     tile: int = 128,
     group: int = 32,
     meta_dtype: str = "float16",
+    residual: bool = True,
 ) -> Kivi:
     """KIVI's rounding: ``key_bits + 32 / group`` bits per element, likewise for values.
 
@@ -101,11 +109,18 @@ def kivi(
       tile: tokens encoded together, even, a multiple of ``group``; the paper's residual is 128.
       group: tokens (of a key channel) and channels (of a value token) that share scale and zero.
       meta_dtype: "float16" or "bfloat16", for scales and zeros.
+      residual: the newest ``tile`` values stay exact, as in the paper; False: values leave the
+        exact window with their tile, as keys do.
 
     Raises:
       ValueError: for another width, tile, group or dtype; on use, for a head dim that the group
         does not divide.
     """
     return Kivi(
-        tile=tile, key_bits=key_bits, value_bits=value_bits, meta_dtype=meta_dtype, group=group
+        tile=tile,
+        key_bits=key_bits,
+        value_bits=value_bits,
+        meta_dtype=meta_dtype,
+        group=group,
+        residual=residual,
     )

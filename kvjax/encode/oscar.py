@@ -43,6 +43,7 @@ class Oscar(Kivi):
     16-bit norm of token i above that of token i + C/2.
     """
 
+    residual: bool = False
     joint_norm: bool = True
 
     def validate(self, dim: int) -> None:

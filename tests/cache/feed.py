@@ -94,7 +94,9 @@ def valid_slots(layer: LayerCache, length: np.ndarray) -> dict[str, np.ndarray]:
     here = layer.layout
     rest = np.maximum(length - here.sink, 0)[:, None]
     slots = np.arange(here.recent)
-    if here.tile:
+    if here.tile and layer.plan.encode.keeps_values:
+        recent = slots < np.minimum(rest, here.tile)
+    elif here.tile:
         recent = slots < rest % here.tile
     else:
         recent = slots < np.minimum(rest, here.recent)

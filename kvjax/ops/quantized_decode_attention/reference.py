@@ -4,7 +4,7 @@ cache ever exists. This is what CPUs run."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,14 @@ from kvjax.ops.partials import DECODE, Block, Partial, Scoring, Visible, block_s
 
 BLOCK = 256  # encoded tokens decoded at a time by a long chunk: its scores and values stay small
 DECODE_BLOCK = 2048  # the same for a decoding step
+
+
+class Late(NamedTuple):
+    """Values of encoded tokens that are read exact: `value` [B,K,C,Dv], in the stored frame, stands
+    for the tokens of the newest tile from number `since` [B] on (tile 0's first token is 0)."""
+
+    value: Array
+    since: Array
 
 
 def attend_tiles(
@@ -29,6 +37,7 @@ def attend_tiles(
     window: int | None = None,
     bias: Array | None = None,
     by_channel: bool = False,
+    late: Late | None = None,
 ) -> Partial:
     """Attention of T queries over tiles that all come before them.
 
@@ -45,6 +54,7 @@ def attend_tiles(
       bias: [B,1|T,N·C] float32, added to the scores; −inf hides an entry.
       by_channel: whether keys are stored channels first, so that reading them as [Dk,C] undoes
         the transpose at the end of `decode`. Speed alone depends on it.
+      late: exact values that take the place of decoded ones; None: all are as decoded.
     """
     tiles = jax.tree.leaves(body)[0].shape[2]
     decoding = query.shape[1] <= DECODE
@@ -62,6 +72,9 @@ def attend_tiles(
             key = key.swapaxes(3, 4)
         else:
             key = key.reshape(*key.shape[:2], -1, key.shape[-1])
+        if late is not None:
+            exact = token.reshape(-1, 1, width, tile, 1) >= late.since[:, None, None, None, None]
+            value = jnp.where(exact, late.value[:, :, None], value)
         value = jnp.where(real[:, None, :, None, None], value, 0)
         value = value.reshape(*value.shape[:2], -1, value.shape[-1])
         valid = jnp.repeat(real, tile, axis=1)
