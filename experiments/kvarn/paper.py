@@ -2,8 +2,8 @@
 
 `configs/kvarn.py:paper` is `paper_config()`. Models are local Hugging Face folders and benchmarks
 local files; `--dry_run` resolves every point and lists what is not there. What the paper does not
-say is ours: Llama's sampling, the same sinks for every method, and the number of prompts and the
-length of answers in line retrieval.
+say is ours: Llama's sampling, the same sinks for every method, the number of prompts and the length
+of answers in line retrieval, and chat templates at their defaults (Qwen3 thinks before it answers).
 """
 
 import json
