@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvjax import encode
-from kvjax.encode.kvarn import balance
+from kvjax.ops.encode_tile.reference import balance
 
 # Kinds of tests/golden/quant by head dim and tile; those with unstable tiles last.
 CASES = {

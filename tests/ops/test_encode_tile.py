@@ -1,0 +1,150 @@
+"""Every implementation of encode_tile against the reference."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from kvjax.ops import packing
+from kvjax.ops.affine import Affine
+from kvjax.ops.encode_tile import api, reference, tpu
+from kvjax.ops.encode_tile.blocks import Blocks, largest_divisor
+from kvjax.ops.encode_tile.reference import Kvarn
+
+STRICT = pltpu.InterpretParams(
+    detect_races=True, uninitialized_memory="nan", out_of_bounds_reads="raise"
+)
+
+
+def tiles(lead, tokens, dim, dtype=np.float32, seed=0):
+    """Channels and tokens of unlike size; zero tokens in the second tile, the third constant."""
+    rng = np.random.default_rng([seed, tokens, dim])
+    x = rng.normal(size=(*lead, tokens, dim)) * np.exp(rng.normal(size=(*lead, 1, dim)))
+    x *= np.exp(0.5 * rng.normal(size=(*lead, tokens, 1)))
+    flat = x.reshape(-1, tokens, dim)
+    if len(flat) > 2:
+        flat[1, ::7], flat[2] = 0, -1.5
+    return jnp.asarray(flat.reshape(x.shape), dtype)
+
+
+def agree(got, wanted, x, role, bits, meta_dtype, column):
+    """Leaves of one shape and dtype, at most one code in a thousand off by one, one set of values.
+
+    Rounds of the balance that tie within float32 noise may be chosen either way: their scales
+    differ, their products only by what 16 bits round away.
+    """
+    tokens, dim = x.shape[-2:]
+    format = Affine(tokens, bits, bits, column, meta_dtype)
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), got) == jax.tree.map(
+        lambda a: (a.shape, a.dtype), wanted
+    )
+    codes = [np.asarray(format.unpack(tile, role, dim)["codes"]) for tile in (got, wanted)]
+    differ = np.abs(codes[0] - codes[1])
+    assert differ.max() <= 1 and differ.mean() <= 1e-3
+    decoded = [np.asarray(format.decode(tile, role, dim)) for tile in (got, wanted)]
+    error = np.linalg.norm(decoded[0] - decoded[1], axis=(-1, -2))
+    size = np.linalg.norm(decoded[1], axis=(-1, -2))
+    noise = 1e-2 if meta_dtype == "bfloat16" else 3e-3
+    assert (error <= noise * size + 1e-6).all()
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def defined(x, role, options):
+    return reference.kvarn_tile(x, role, options)
+
+
+CASES = [  # (role, tokens, dim, dtype, options)
+    ("key", 128, 64, np.float32, Kvarn(2, iterations=2)),
+    ("value", 64, 128, jnp.bfloat16, Kvarn(4, 1, meta_dtype="bfloat16", normalize_tile=True)),
+    ("key", 64, 16, np.float32, Kvarn(3, iterations=0, rotate=False)),
+]
+SLOW_CASES = [
+    (role, tokens, dim, dtype, Kvarn(bits))
+    for role in ("key", "value")
+    for tokens, dim, dtype in [
+        (128, 128, jnp.bfloat16), (128, 64, np.float32), (64, 128, np.float32),
+        (64, 64, jnp.bfloat16),
+    ]
+    for bits in packing.WIDTHS
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("role", "tokens", "dim", "dtype", "options"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
+)
+def test_tpu_kernel_equals_the_reference(role, tokens, dim, dtype, options):
+    x = tiles((1, 3), tokens, dim, dtype)
+    got = tpu.kvarn_tile(x, role, options, interpret=True)
+    agree(got, defined(x, role, options), x, role, options.bits, options.meta_dtype, True)
+
+
+@pytest.mark.parametrize("role", ["key", pytest.param("value", marks=pytest.mark.slow)])
+def test_tpu_kernel_reads_and_writes_in_bounds(role):
+    """Under the interpreter that finds races, reads out of bounds and uninitialised memory."""
+    x, options = tiles((3,), 32, 32), Kvarn(2, iterations=1)
+    got = tpu.kvarn_tile(x, role, options, Blocks(1), interpret=STRICT)
+    agree(got, defined(x, role, options), x, role, 2, "float16", True)
+
+
+def test_leading_axes_are_tiles():
+    x, options = tiles((2, 3), 32, 16), Kvarn(2, iterations=0)
+    got = tpu.kvarn_tile(x, "key", options, interpret=True)
+    one = tpu.kvarn_tile(x[1, 2], "key", options, interpret=True)
+    assert got["codes"].shape == (2, 3, 1, 32) and one["affine"].shape == (16,)
+    np.testing.assert_array_equal(got["codes"][1, 2], one["codes"])
+
+
+@pytest.mark.parametrize("bits", packing.WIDTHS)
+@pytest.mark.parametrize("rows", [64, 128])
+def test_packing_by_matrix_product_is_exact(bits, rows):
+    codes = np.random.default_rng(bits).integers(0, 2**bits, (rows, 16))
+    got = jax.jit(tpu._pack, static_argnums=1)(jnp.asarray(codes, jnp.float32), bits)
+    np.testing.assert_array_equal(got, packing.pack(jnp.asarray(codes), bits))
+
+
+@pytest.mark.parametrize("meta_dtype", packing.META_DTYPES)
+def test_sixteen_bits_by_whole_number_arithmetic(meta_dtype):
+    """Every 16-bit pattern's number, its neighbours, and the ties between it and the next."""
+    half = np.arange(0x7C00 if meta_dtype == "float16" else 0x7F80, dtype=np.uint16)
+    exact = half.view(jnp.dtype(meta_dtype)).astype(np.float32)
+    normal = exact[exact > 1e-37]  # float32 below that is flushed to zero on devices
+    ties = (normal[:-1].astype(np.float64) + normal[1:]) / 2
+    x = np.concatenate([[0.0], normal, ties, ties * (1 + 1e-7), ties * (1 - 1e-7), [1e30, 3.4e38]])
+    x = np.concatenate([x, -x]).astype(np.float32)
+    wanted = packing.pack_pair(jnp.asarray(x), jnp.asarray(x), meta_dtype)
+    got = jax.jit(tpu._pair, static_argnums=2)(x, x, meta_dtype)
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_blocks():
+    assert [largest_divisor(total, 4) for total in (1, 6, 7, 8)] == [1, 3, 1, 4]
+    with pytest.raises(ValueError, match="blocks.tiles=3 must be a divisor of .* tiles, 4"):
+        tpu.kvarn_tile(tiles((4,), 32, 16), "key", Kvarn(2), Blocks(3), interpret=True)
+
+
+def test_what_a_kernel_cannot_take_is_said():
+    x = tiles((1,), 32, 16)
+    with pytest.raises(ValueError, match="'tpu' cannot run here: clip needs"):
+        api.kvarn_tile(x, "key", Kvarn(2, clip=0.01), implementation="tpu")
+    with pytest.raises(ValueError, match="'tpu' cannot run here: scale_bits=8"):
+        api.kvarn_tile(x, "key", Kvarn(2, scale_bits=8), implementation="tpu")
+    with pytest.raises(ValueError, match="tiles of 30 tokens"):
+        api.kvarn_tile(x[:, :30], "key", Kvarn(2), implementation="tpu")
+    with pytest.raises(ValueError, match="'gpu' cannot run here"):
+        api.kvarn_tile(x, "key", Kvarn(2), implementation="gpu")
+
+
+def test_what_nothing_can_encode_raises():
+    x = tiles((1,), 32, 16)
+    with pytest.raises(ValueError, match="role='keys' is unknown"):
+        api.kvarn_tile(x, "keys", Kvarn(2))
+    with pytest.raises(ValueError, match="bits=5"):
+        api.kvarn_tile(x, "key", Kvarn(5))
+    with pytest.raises(ValueError, match="even C and D"):
+        api.kvarn_tile(x[:, :31], "key", Kvarn(2))
+    with pytest.raises(ValueError, match="head_dim=12 is no power of two"):
+        api.kvarn_tile(x[..., :12], "key", Kvarn(2))
