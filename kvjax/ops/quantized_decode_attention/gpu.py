@@ -5,16 +5,18 @@ Everything is transposed: tokens (of keys) and channels (of values) are the 64 r
 product, read from registers, and the few queries of a KV head are its 8 to 32 columns. So codes
 are unpacked where the product wants them, and no query is padded to 64 rows.
 
-Two codes of one packed word make one 32-bit register of two float16: 1 + code/2^b, exact for up to
-8 bits, is a code's bits set at the top of the mantissa of 1. A pair holds bytes `half` and
-`half` + 2 of the word (`half` 0 or 1), hence rows 4r + half and 4r + half + 2 of its plane: all
-even rows of a tile come from half 0, in order, and all odd rows from half 1. Queries and
-probabilities are stored even rows first to match. With x = code·a + z,
+Two codes of one packed word make one 32-bit register of two float16: a code's bits, set into the
+mantissa of 1 at bit f, are 1 + code/2^(10−f), exactly. Where bits lie well already they are not
+moved first, so f differs by plane (see `_fields`). A pair holds bytes `half` and `half` + 2 of the
+word (`half` 0 or 1), hence rows 4r + half and 4r + half + 2 of its plane: all even rows of a tile
+come from half 0, in order, and all odd rows from half 1. Queries and probabilities are stored even
+rows first to match. With x = code·a + z,
 
-    q·k_t = Σ_d q″_d·(1 + code_dt/2^b) + Σ_d (q_d·z_d − q″_d),    q″_d = 2^b·a_d·q_d
+    q·k_t = Σ_d q″_d·(1 + code_dt/2^(10−f)) + Σ_d (q_d·z_d − q″_d),    q″_d = 2^(10−f)·a_d·q_d
 
 and likewise for values. q″ and p″ are rounded to float16 before they enter either sum, so that
-their errors do not grow by the 1. |q″|, about |q|·(range of a channel)/√D, must stay below 65504.
+their errors do not grow by the 1. |q″| must stay below 65504: |q|/√D times the range of a channel
+of keys below some 2800.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ from kvjax.ops.partials import DECODE, Partial, Scoring, group_queries, merge, u
 from kvjax.ops.quantized_decode_attention.blocks import Gpu
 
 ONES = 0x3C003C00  # two float16 ones
+SLACK = 4  # bits by which a field may lie below the top of the mantissa
 # Channels, or queries × channels: a thread keeps a channel of each 32, or the pair it comes from.
 QUERY = TILED(
     plgpu.Tiling(((8, 32), (2, 32), (1,))), warp_dims=(-5,), lane_dims=(-2,), vector_dim=-1
@@ -191,10 +194,12 @@ def _run(
         grid_names=("split", "head", "batch"),
         scratch_types={"scratch": _staged(walk, names), "shared": _shared(walk)},
         compiler_params=plgpu.CompilerParams(
-            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
+            approx_math=True,
+            lowering_semantics=plgpu.LoweringSemantics.Lane,
+            unsafe_no_auto_barriers=True,  # `_block` says why two a tile are enough
         ),
         interpret=walk.interpret or None,
-    )(length, q, *leaves.values())
+    )(jnp.append(length.astype(I32), I32.type(ONES)), q, *leaves.values())
     out = jnp.moveaxis(out, -1, -2).reshape(batch, heads, splits, parts * columns, walk.dim)
     return out, lse.reshape(batch, heads, splits, parts * columns)
 
@@ -239,11 +244,17 @@ def _block(
     walk: _Walk, length_ref: Any, q_ref: Any, sources: Any, out_ref: Any, lse_ref: Any,
     staged: Any, shared: Any,
 ) -> None:  # fmt: skip
-    """One block of threads: one part of the context, one KV head, up to 32 of its queries."""
+    """One block of threads: one part of the context, one KV head, up to 32 of its queries.
+
+    Threads meet twice a tile, when the query is scaled and when the weights are there. The query
+    of the next tile is written after the second, so after all products with this one; the next
+    weights, and the copy into this tile's place, come after the first of the next tile.
+    """
     stages, tile = walk.blocks.stages, walk.format.tile
     batch, split, index = (lax.axis_index(name) for name in ("batch", "split", "head"))
     head, part = lax.div(index, walk.parts), lax.rem(index, walk.parts)
-    valid = length_ref[batch]
+    # Read and not written down: an instruction that masks and sets takes one constant alone.
+    valid, ones = length_ref[batch], length_ref[length_ref.shape[0] - 1]
     used = lax.div(valid + (tile - 1), tile)
     each = lax.div(used + (walk.blocks.splits - 1), walk.blocks.splits)
     first = split * each
@@ -276,7 +287,7 @@ def _block(
         # Every thread is past the tile before, so its place can be filled again.
         again = i + (stages - 1)
         pl.when((i > 0) & (again < count))(partial(fetch, again))
-        return _tile(walk, now, shared, state, valid - (first + i) * tile)
+        return _tile(walk, now, shared, state, valid - (first + i) * tile, ones)
 
     state = _State(
         full((walk.columns,), -jnp.inf, BY_QUERY),
@@ -300,7 +311,7 @@ def _block(
 
 def _scale_query(walk: _Walk, now: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
     """Writes q″, and Σ_d (q_d·z_d − q″_d)."""
-    half, power = walk.dim // 2, 2.0**walk.format.key_bits
+    half, bits = walk.dim // 2, walk.format.key_bits
     pairs = load(now["key_affine"], CHANNELS)
     shape = (walk.columns, half)
     rest = full(shape, 0.0, QUERY)
@@ -308,23 +319,26 @@ def _scale_query(walk: _Walk, now: Mapping[str, Any], shared: Mapping[str, Any])
         pair = every_second(pairs, parity, CHANNELS, QUERY.reduce(0), bool(walk.interpret))
         scale, zero = _affine(pair, walk.format.meta_dtype)
         query = load(shared["query"].at[parity], QUERY)
-        scaled = (query * spread(scale * power, shape, 1, QUERY)).astype(F16)
+        scale = scale * _powers(half, bits, parity, QUERY.reduce(0))
+        scaled = (query * spread(scale, shape, 1, QUERY)).astype(F16)
         shared["scaled"][:, parity * half : (parity + 1) * half] = scaled
         rest = rest + (query * spread(zero, shape, 1, QUERY) - scaled.astype(F32))
     shared["constant"][...] = rest.sum(axis=1)
 
 
 def _tile(
-    walk: _Walk, now: Mapping[str, Any], shared: Mapping[str, Any], state: _State, left: Array
-) -> _State:
+    walk: _Walk, now: Mapping[str, Any], shared: Mapping[str, Any], state: _State, left: Array,
+    ones: Array,
+) -> _State:  # fmt: skip
     """A tile's share; its first `left` tokens count."""
     fmt, columns, meta = walk.format, walk.columns, walk.format.meta_dtype
-    power = 2.0**fmt.value_bits
     interpret, shape = bool(walk.interpret), (ROWS, columns)
     row = 2 * plgpu.broadcasted_iota(I32, shape, 0, layout=WG)
     seen = [row + parity < left for parity in range(2)]
     constant = load(shared["constant"], BY_QUERY)
-    scores = [_scores(walk, now, shared["scaled"], constant, seen[h], h) for h in range(2)]
+    scores = [
+        _scores(walk, now, shared["scaled"], constant, seen[h], ones, h) for h in range(2)
+    ]
 
     top = jnp.maximum(state.top, jnp.maximum(*scores).max(axis=0))
     safe = jnp.where(top > -jnp.inf, top, 0.0)
@@ -336,6 +350,7 @@ def _tile(
         total = total + p
         pair = every_second(pairs, parity, PAIRS, BY_ROW, interpret)
         scale, zero = _affine(pair, meta)
+        power = _powers(ROWS, fmt.value_bits, parity, BY_ROW)
         # Where nothing is seen p is 0, but the scale may be NaN.
         weight = jnp.where(seen[parity], p * spread(scale * power, shape, 0), 0.0).astype(F16)
         part = jnp.where(seen[parity], p * spread(zero, shape, 0), 0.0)
@@ -347,7 +362,7 @@ def _tile(
     codes = _words(now["value_codes"], None, interpret)
     new = product(
         [
-            (_unpack(codes, half, fmt.value_bits, interpret),
+            (_unpack(codes, ones, half, fmt.value_bits, interpret),
              shared["weights"].at[:, half * ROWS : (half + 1) * ROWS])
             for half in range(2)
         ],
@@ -362,14 +377,16 @@ def _tile(
 
 
 def _scores(
-    walk: _Walk, now: Mapping[str, Any], query: Any, constant: Array, seen: Array, parity: int
-) -> Array:
+    walk: _Walk, now: Mapping[str, Any], query: Any, constant: Array, seen: Array, ones: Array,
+    parity: int,
+) -> Array:  # fmt: skip
     """[64,columns] in base 2, of the even or the odd tokens; −inf where not `seen`."""
     fmt, interpret, half = walk.format, bool(walk.interpret), walk.dim // 2
     codes = _words(now["key_codes"], parity, interpret)
     scores = product(
         [
-            (_unpack(codes, h, fmt.key_bits, interpret), query.at[:, h * half : (h + 1) * half])
+            (_unpack(codes, ones, h, fmt.key_bits, interpret),
+             query.at[:, h * half : (h + 1) * half])
             for h in range(2)
         ],
         ROWS, walk.columns, interpret,
@@ -401,15 +418,40 @@ def _words(ref: Any, parity: int | None, interpret: bool) -> Array:
     return load(view.transpose((1, 0, 2)), WORDS)
 
 
-def _unpack(codes: Array, half: int, bits: int, interpret: bool) -> Array:
-    """float16 1 + code/2^bits of every second row, [M,R/2]."""
-    field = 10 - bits  # where the mantissa wants a code
-    mask = ((1 << bits) - 1 << field) * 0x00010001
+def _fields(bits: int, half: int) -> list[tuple[int, int]]:
+    """For each plane of a half, how far right words are moved and where codes then lie, f."""
+    highest = 10 - bits
+    lowest = max(0, highest - SLACK)
+    moves, fields = [0], []
+    for place in range(8 * half, 8 * half + 8, bits):
+        fits = [move for move in moves if lowest <= place - move <= highest]
+        if not fits:
+            fits = [place - lowest]
+            moves += fits
+        fields.append((fits[0], place - fits[0]))
+    return fields
+
+
+def _powers(count: int, bits: int, half: int, layout: Any) -> Array:
+    """2^(10−f) of the rows of a half, [count]."""
+    planes = [2.0 ** (10 - field) for _, field in _fields(bits, half)]
+    row = plgpu.broadcasted_iota(I32, (count,), 0, layout=layout)
+    power = full((count,), planes[0], layout)
+    for plane, value in enumerate(planes[1:], 1):
+        power = jnp.where(row < plane * (count // len(planes)), power, value)
+    return power
+
+
+def _unpack(codes: Array, ones: Array, half: int, bits: int, interpret: bool) -> Array:
+    """float16 1 + code/2^(10−f) of every second row, [M,R/2]."""
+    moved = {0: codes}
     blocks = []
-    for plane in range(8 // bits):
-        move = 8 * half + bits * plane - field
-        moved = codes << -move if move < 0 else lax.shift_right_logical(codes, jnp.int32(move))
-        blocks.append(moved & mask | ONES)
+    for move, field in _fields(bits, half):
+        if move not in moved:
+            right = lax.shift_right_logical(codes, jnp.int32(max(move, 0)))
+            moved[move] = codes << -move if move < 0 else right
+        mask = ((1 << bits) - 1 << field) * 0x00010001
+        blocks.append(moved[move] & mask | ones)
     return halves(blocks, interpret)
 
 
