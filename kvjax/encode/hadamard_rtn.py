@@ -52,7 +52,7 @@ class HadamardRtn(Rtn):
 
     def encode_tile(self, x: jax.Array, role: str) -> Tile:
         self.check_tile(x, role)
-        x = self.rotate(x.astype(jnp.float32), role)
+        x = self.bounded(self.rotate(x.astype(jnp.float32), role))
         rows = x if self.turned(role) else as_rows(x, role)
         codes, scale, zero = quantize_rows(rows, self.bits(role))
         codes = as_rows(codes, role) if self.turned(role) else codes

@@ -64,7 +64,7 @@ class Kivi(Rtn):
 
     def encode_tile(self, x: jax.Array, role: str) -> Tile:
         self.check_tile(x, role)
-        groups = self.grouped(as_rows(x.astype(jnp.float32), role))
+        groups = self.grouped(as_rows(self.bounded(x), role))
         return self.pack_groups(*quantize_rows(groups, self.bits(role)), role)
 
     def pack_groups(self, codes: jax.Array, scale: jax.Array, zero: jax.Array, role: str) -> Tile:

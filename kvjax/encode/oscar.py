@@ -60,7 +60,7 @@ class Oscar(Kivi):
         self.check_tile(x, role)
         x = self.rotate(x.astype(jnp.float32), role)
         norm = self.norm(x) if role == "key" else jnp.ones((), jnp.float32)
-        groups = self.grouped(as_rows(divide(x, norm), role))
+        groups = self.grouped(as_rows(self.bounded(divide(x, norm)), role))
         tile = self.pack_groups(*quantize_whole_zero(groups, self.bits(role)), role)
         if role == "key":
             tile["norm"] = packing.pack_halves(norm[..., 0], self.meta_dtype)

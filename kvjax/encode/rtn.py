@@ -47,8 +47,15 @@ class Rtn(Encoder):
 
     def encode_tile(self, x: jax.Array, role: str) -> Tile:
         self.check_tile(x, role)
-        codes, scale, zero = quantize_rows(as_rows(x.astype(jnp.float32), role), self.bits(role))
+        rows = as_rows(self.bounded(x), role)
+        codes, scale, zero = quantize_rows(rows, self.bits(role))
         return self.pack_rows(codes, scale, zero, role)
+
+    def bounded(self, x: jax.Array) -> jax.Array:
+        """Float32 x within what a 16-bit zero can be: beyond it, numbers become the largest ones
+        rather than codes that count from a zero which is not there."""
+        largest = float(jnp.finfo(self.meta_dtype).max)
+        return jnp.clip(x.astype(jnp.float32), -largest, largest)
 
     def pack_rows(self, codes: jax.Array, scale: jax.Array, zero: jax.Array, role: str) -> Tile:
         """Codes [..., R, M], scale and zero [..., R, 1] as they are stored."""

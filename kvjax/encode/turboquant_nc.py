@@ -50,7 +50,7 @@ class TurboQuantNc(Rtn):
         self.check_tile(x, role)
         x = self.rotate(x.astype(jnp.float32), role)
         if role == "value":
-            return self.pack_rows(*_round_half_up(x, self.value_bits), role)
+            return self.pack_rows(*_round_half_up(self.bounded(x), self.value_bits), role)
         norm = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True))
         unit = divide(x, norm + 1e-8) * jnp.float32(x.shape[-1] ** 0.5)
         codes = codebook.nearest(unit, self.centroids(self.key_bits))
