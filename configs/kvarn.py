@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 from experiments.args import parse_arg
 from kvjax.encode import ENCODERS
 
+NEEDLE_TEXTS = ("wikipedia/Albedo", "wikipedia/Abraham Lincoln")
 COMPARED = ("kvarn-k2v2", "kivi-2", "turboquant-2", "hadamard_rtn-2", "heed-2")
 
 
@@ -48,8 +49,18 @@ def get_config(arg: str = "") -> ConfigDict:
     config.rows = ()  # names of the grid rows to run; none: all, or those of the part below
     config.paired_rows = tuple(name for name in COMPARED if name in config.grid)
     config.regimes = ("decode", "static")
-    config.retrieval_rows = ()
-    config.retrieval = ConfigDict()
+    config.retrieval_rows = tuple(
+        name for name in ("exact", *COMPARED, "kvarn-k3v3", "heed-3") if name in config.grid
+    )
+    # The prompts are as long as leaves the exact cache right more often than not.
+    config.tasks = ConfigDict(
+        {
+            "passkey": {"tokens": 1024},
+            "needles": {"tokens": 1024, "texts": NEEDLE_TEXTS},
+            "lines": {"tokens": 512},
+        }
+    )
+    config.retrieval = ConfigDict({"prompts": 40, "batch": 10, "seed": 0})
     if variant.paired:
         config.part = "paired"
     if variant.retrieval:
@@ -59,12 +70,14 @@ def get_config(arg: str = "") -> ConfigDict:
         config.length, config.block = 512, 64
         config.cache.sink = config.cache.tile = 64
         config.rows = ("kvarn-k2v2", "kivi-2")
+        config.tasks = ConfigDict({"passkey": {"tokens": 256}})
+        config.retrieval.prompts, config.retrieval.batch = 5, 5
     return config
 
 
 def _grid() -> dict[str, dict[str, Any]]:
     """The rows, those that are compared first; what one leaves out takes the encoder's default."""
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {"exact": {"sink": 0}}
 
     def add(name: str, encoder: str, key: int | None = None, value: int | None = None, **more: Any):
         bits = {} if key is None else {"key_bits": key, "value_bits": value or key}

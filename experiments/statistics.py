@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
+from scipy.stats import binomtest
 
 
 class Interval(NamedTuple):
@@ -49,3 +50,9 @@ def ratio_interval(ours: np.ndarray, theirs: np.ndarray) -> Interval:
     ratio = float(ours.mean() / theirs.mean())
     spread = mean_interval((ours - ratio * theirs) / theirs.mean())
     return Interval(ratio, ratio + spread.low, ratio + spread.high)
+
+
+def share_interval(count: int, n: int) -> Interval:
+    """count / n with Wilson's 95 % interval, which is right near 0 and 1 too."""
+    found = binomtest(count, n).proportion_ci(method="wilson")
+    return Interval(count / n, float(found.low), float(found.high))

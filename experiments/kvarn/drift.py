@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from experiments.head_to_head import evaluate
 from experiments.head_to_head.session import Session, open_session
-from experiments.kvarn.rows import TEXT_FIELDS, transform_of
+from experiments.kvarn.rows import TEXT_FIELDS, encoder_of, transform_of
 from experiments.points import shared_folder
 from experiments.record import Metrics
 from experiments.statistics import by_block
@@ -24,7 +24,7 @@ def run_point(config: ConfigDict, folder: Path) -> dict[str, Any]:
         "scale": evaluate.scale(config, session),
         "quality": evaluate.quality(scores, config),
         "size": evaluate.size(session, cache),
-        "bits": bits(config, cache, session),
+        "bits": bits(session.model, config),
         "blocks": block_means(scores, config.block),
     }
 
@@ -37,12 +37,12 @@ def session_of(config: ConfigDict, folder: Path) -> Session:
     )
 
 
-def bits(config: ConfigDict, cache: Any, session: Session) -> dict[str, float] | None:
-    """The encoder's own bits per element with all metadata; None where tokens are patched."""
-    encoder = cache.layers[0].plan.encode
+def bits(model: Any, config: ConfigDict) -> dict[str, float] | None:
+    """The encoder's own bits per element with all metadata; None where tokens are exact."""
+    encoder = encoder_of(config)
     if encoder is None or "exact_tokens" in config:
         return None
-    dim = session.model.config.head_dim
+    dim = model.config.head_dim
     key, value = (encoder.bits_per_element(role, dim) for role in ("key", "value"))
     return {"key": key, "value": value, "mean": (key + value) / 2}
 

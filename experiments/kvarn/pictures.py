@@ -58,6 +58,23 @@ def paired(scale: str, group: Sequence[Result]) -> Figure:
     return _finished(figure, scale, axes, logarithmic=axes[:2])
 
 
+def retrieval(scale: str, group: Sequence[Result]) -> Figure:
+    """Right answers and the log-likelihood of the right one, a bar a row."""
+    figure = Figure(figsize=(12, 0.4 * len(group) + 1.5), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    names = [each.name for each in group]
+    for axes, what, factor in ((left, "accuracy", 100), (right, "nll", 1)):
+        found = [each.result[what] for each in group]
+        mean = factor * np.asarray([x["mean"] for x in found])
+        ends = factor * np.asarray([[x["low"] for x in found], [x["high"] for x in found]])
+        axes.barh(names, mean, color=COLOURS[0], height=0.6,
+                  xerr=np.abs(ends - mean), error_kw={"capsize": 3, "elinewidth": 1})  # fmt: skip
+    left.set(xlabel="right answers, %", xlim=(0, 105))
+    right.set(xlabel="negative log-likelihood of the right answer, nats")
+    left.invert_yaxis()
+    return _finished(figure, scale, (left, right), logarithmic=())
+
+
 def family(each: Result) -> str:
     """The encoder and what distinguishes it, without its widths."""
     encode = dict(each.config["cache"]["encode"])

@@ -128,7 +128,66 @@ class _Paired:
         return found
 
 
-_PARTS: dict[str, Any] = {"drift": _Drift, "paired": _Paired, "paper": paper_report}
+class _Retrieval:
+    """One table a task; every row against the exact cache and the KVarN of its width."""
+
+    notes = (
+        "Greedy answers that are right, in brackets Wilson's 95 % interval, and the negative "
+        "log-likelihood of the whole right answer in nats, 95 % t interval over prompts. Lost: of "
+        "the prompts that the exact cache answers, those that this one does not. Differences are "
+        "paired by prompt. Prompts go in by blocks, and later blocks read the encoded ones."
+    )
+    draw = staticmethod(pictures.retrieval)
+
+    @staticmethod
+    def scale(result: dict[str, Any]) -> str:
+        s = result["scale"]
+        return (
+            f"{s['task']}: {s['model']} ({s['parameters'] / 1e6:.3g}M parameters, {s['dtype']}), "
+            f"n = {s['n']} prompts of {s['prompt_tokens']:,.0f} tokens on average, in steps of "
+            f"{s['block']}, prompts {s['tokens_sha256'][:8]}"
+        )
+
+    @staticmethod
+    def order(result: dict[str, Any]) -> tuple:
+        bits = result["bits"]["mean"] if result["bits"] else 32.0
+        return (-bits, result["nll"]["mean"])
+
+    @staticmethod
+    def cells(result: dict[str, Any]) -> dict[str, str]:
+        depths = result["by_depth"]
+        title = "by depth " + " ".join(f"{x['depth']:.2f}" for x in depths)
+        return {
+            "bits": f"{result['bits']['mean']:.3f}" if result["bits"] else "exact",
+            f"right, % (n = {result['scale']['n']})": _percent(result["accuracy"]),
+            title: " ".join(f"{100 * x['accuracy']:.0f}" for x in depths),
+            "NLL": interval(Interval(**result["nll"]), 3),
+        }
+
+    @staticmethod
+    def together(group: Sequence[Result]) -> dict[str, dict[str, str]]:
+        by_name = {each.name: each for each in group}
+        found: dict[str, dict[str, str]] = {each.name: {} for each in group}
+        for each in group:
+            task = each.result["scale"]["task"]
+            exact = by_name.get(f"{task}-exact")
+            if exact is not None and exact is not each:
+                found[each.name] |= {
+                    "lost": _lost(each, exact),
+                    "NLL − exact's": _more(each, exact),
+                }
+            peer = by_name.get(f"{task}-{kvarn_of(each)}")
+            if peer is not None and peer is not each:
+                found[each.name]["NLL − KVarN's of its bits"] = _more(each, peer)
+        return found
+
+
+_PARTS: dict[str, Any] = {
+    "drift": _Drift,
+    "paired": _Paired,
+    "retrieval": _Retrieval,
+    "paper": paper_report,
+}
 
 
 def scale(result: dict[str, Any]) -> str:
@@ -184,6 +243,17 @@ def _kivi_of(each: Result) -> str:
 def kl_ratio(each: Result, other: Result) -> str:
     pair = (_blocks(x.result, "kl") for x in (each, other))
     return interval(ratio_interval(*pair), 3)
+
+
+def _more(each: Result, other: Result) -> str:
+    """The paired difference of the answers' log-likelihoods."""
+    ours, theirs = (np.asarray(x.result["examples"]["nll"]) for x in (each, other))
+    return interval(mean_interval((ours - theirs)[:, None]), 3)
+
+
+def _lost(each: Result, exact: Result) -> str:
+    ours, theirs = (np.asarray(x.result["examples"]["right"]) for x in (each, exact))
+    return f"{int((theirs * (1 - ours)).sum())} of {int(theirs.sum())}"
 
 
 def interval(x: Interval, digits: int) -> str:

@@ -8,9 +8,11 @@ import kvjax
 from experiments.kvarn.patched import WHICH, Patched
 from experiments.points import Point
 from experiments.transforms import build, resolve
+from kvjax.data.retrieval import Lines, Needles, Passkey
 
 PARTS = ("drift", "paired", "retrieval", "paper")
 REGIMES = ("decode", "static")
+TASKS: dict[str, Any] = {task.name: task for task in (Lines, Passkey, Needles)}
 TEXT_FIELDS = ("experiment", "part", "model", "dtype", "texts", "length", "block")
 
 
@@ -22,7 +24,7 @@ def validate(config: ConfigDict) -> None:
         raise ValueError(f"config.dtype={config.dtype!r}: use 'float32' or 'bfloat16'")
     _check_rows(config)
     if config.part == "retrieval":
-        return _check_retrieval(config.retrieval)
+        return _check_retrieval(config)
     _check_texts(config)
     if config.part == "paired":
         _check_paired(config)
@@ -64,23 +66,29 @@ def _check_paired(config: ConfigDict) -> None:
         )
 
 
-def _check_retrieval(tasks: ConfigDict) -> None:
-    for field in ("context", "prompts", "batch", "answer_tokens"):
-        if tasks[field] < 1:
-            raise ValueError(f"config.retrieval.{field}={tasks[field]}: use 1 or more")
-    if not tasks.tasks:
-        raise ValueError("config.retrieval.tasks=(): name at least one task, such as 'passkey'")
+def _check_retrieval(config: ConfigDict) -> None:
+    for field in ("prompts", "batch"):
+        if config.retrieval[field] < 1:
+            raise ValueError(f"config.retrieval.{field}={config.retrieval[field]}: use 1 or more")
+    for name, arguments in config.tasks.items():
+        if name not in TASKS:
+            raise ValueError(f"config.tasks.{name}: unknown; choose among {', '.join(TASKS)}")
+        try:
+            TASKS[name](**arguments)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"config.tasks.{name}: {error}") from error
 
 
 def points(config: ConfigDict) -> list[Point]:
     """The points of a part; `rows`, where given, chooses among the rows of any part."""
     if config.part == "drift":
-        return [_drift_point(config, name) for name in config.rows or tuple(config.grid)]
+        lossy = tuple(name for name in config.grid if "encode" in config.grid[name])
+        return [_drift_point(config, name) for name in config.rows or lossy]
     if config.part == "paired":
         names = config.rows or config.paired_rows
         return [_paired_point(config, name, each) for name in names for each in config.regimes]
     names = config.rows or config.retrieval_rows
-    return [_retrieval_point(config, name) for name in names]
+    return [_retrieval_point(config, name, task) for name in names for task in config.tasks]
 
 
 def _drift_point(config: ConfigDict, name: str) -> Point:
@@ -93,9 +101,11 @@ def _paired_point(config: ConfigDict, name: str, regime: str) -> Point:
     return Point(f"{regime}-{name}", ConfigDict(kept | _row(config, name)))
 
 
-def _retrieval_point(config: ConfigDict, name: str) -> Point:
-    kept = {field: config[field] for field in ("experiment", "part", "model", "dtype", "retrieval")}
-    return Point(f"retrieval-{name}", ConfigDict(kept | _row(config, name)))
+def _retrieval_point(config: ConfigDict, name: str, task: str) -> Point:
+    kept = {f: config[f] for f in ("experiment", "part", "model", "dtype", "block")}
+    how = {f: config.retrieval[f] for f in ("prompts", "batch", "seed")}
+    asked = {"task": {"name": task, **config.tasks[task]}}
+    return Point(f"{task}-{name}", ConfigDict(kept | how | asked | _row(config, name)))
 
 
 def _row(config: ConfigDict, name: str) -> dict[str, Any]:
@@ -109,6 +119,12 @@ def _row(config: ConfigDict, name: str) -> dict[str, Any]:
     return found
 
 
+def encoder_of(config: ConfigDict) -> Any:
+    """The encoder of a point's config; None for a row without."""
+    arguments = dict(config.cache.encode)
+    return kvjax.encode.from_config(arguments.pop("name"), **arguments)
+
+
 def transform_of(config: ConfigDict) -> Any:
     """The cache transform of a point's config."""
     transform = build(config.cache)
@@ -117,8 +133,7 @@ def transform_of(config: ConfigDict) -> Any:
     which, share = config.exact_tokens.which, config.exact_tokens.share
     if which not in WHICH:
         raise ValueError(f"exact_tokens.which={which!r}: choose one of {', '.join(WHICH)}")
-    arguments = dict(config.cache.encode)
-    inner = kvjax.encode.from_config(arguments.pop("name"), **arguments)
+    inner = encoder_of(config)
     if inner is None:
         raise ValueError("exact_tokens: the row has no encoder, so all its tokens are exact")
     return kvjax.cache(encode=Patched(inner.tile, inner, share, which), sink=config.cache.sink)
