@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,9 +22,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import vector
 
+from kvjax.ops.partials import Partial, group_queries, merge, ungroup
+
 F32, F16, I32 = np.dtype("float32"), np.dtype("float16"), np.dtype("int32")
 LOG2E = math.log2(math.e)
 ROWS = 64  # of a warpgroup product
+MAX_COLUMNS = 32  # queries of one block of threads: more do not fit its registers
 TILED = plgpu.Layout.TILED
 WG = plgpu.Layout.WGMMA  # [64m, 8n]: of accumulators, and of 16-bit operands in registers
 BY_ROW, BY_QUERY = WG.reduce(1), WG.reduce(0)
@@ -120,3 +124,83 @@ def product(pairs: Sequence[tuple[Array, Any]], rows: int, columns: int, interpr
         return acc[...]
 
     return pl.run_scoped(body, plgpu.ACC((rows, columns), F32))
+
+
+def fold(query: Array, heads: int) -> tuple[Array, int]:
+    """[B,T,H,D] as [B,K,parts,columns,D], zeros added, and how many rows of a KV head are real:
+    `columns` is a multiple of 8, up to 32, and `parts` of them hold a KV head's queries."""
+    grouped = group_queries(query, heads)
+    count = grouped.shape[2]
+    columns = min(MAX_COLUMNS, -(-count // 8) * 8)
+    parts = -(-count // columns)
+    padded = jnp.pad(grouped, [(0, 0), (0, 0), (0, parts * columns - count), (0, 0)])
+    return padded.reshape(*padded.shape[:2], parts, columns, padded.shape[-1]), count
+
+
+def unfold(out: Array, lse: Array, count: int, tokens: int) -> Partial:
+    """Merges the splits: out [B,K,splits,parts,columns/8,D,8], lse [B,K,splits,parts,columns]."""
+    rows = jnp.moveaxis(out, -1, -2)
+    rows = rows.reshape(*rows.shape[:3], -1, rows.shape[-1])[:, :, :, :count]
+    lse = lse.reshape(*lse.shape[:3], -1)[:, :, :, :count]
+    return reduce(
+        merge,
+        [
+            Partial(ungroup(rows[:, :, i], tokens), ungroup(lse[:, :, i], tokens))
+            for i in range(rows.shape[2])
+        ],
+    )
+
+
+def columns_of(bias: Array, tokens: int, parts: int, columns: int) -> Array:
+    """A bias [B,T,S] as [B,parts,columns,S]: a row for every query of a KV head, heads before
+    tokens, so that no kernel need know which token a query is of."""
+    wide = bias[:, jnp.arange(parts * columns) % tokens]
+    return wide.reshape(bias.shape[0], parts, columns, -1)
+
+
+def walk_over(size: Array, splits: int) -> tuple[Array, Array]:
+    """The first of `size` tiles that this block of threads reads, and how many."""
+    each = lax.div(size + (splits - 1), splits)
+    first = lax.axis_index("split") * each
+    return first, jnp.minimum(size - first, each)
+
+
+def soften(top: Array, scores: Sequence[Array]) -> tuple[Array, Array, list[Array]]:
+    """One step of the online softmax in base 2 (arXiv 1805.02867), over columns.
+
+    Args:
+      top: [columns], the running maximum.
+      scores: [R,columns] each.
+
+    Returns:
+      The new maximum, the factor of what was summed before, and exp2(score − maximum).
+    """
+    best = scores[0]
+    for other in scores[1:]:
+        best = jnp.maximum(best, other)
+    top, before = jnp.maximum(top, best.max(axis=0)), top
+    safe = jnp.where(top > -jnp.inf, top, 0.0)
+    return top, jnp.exp2(before - safe), [jnp.exp2(s - spread(safe, s.shape, 1)) for s in scores]
+
+
+def write(top: Array, total: Array, out: Array, shared: Any, targets: Sequence[Any]) -> None:
+    """out [D,columns] over total [columns], and the lse, to `targets` in HBM; zeros and −inf where
+    nothing was seen."""
+    some = total > 0
+    share = 1.0 / jnp.where(some, total, 1.0)
+    out = out * spread(share, out.shape, 1)
+    for i in range(out.shape[1] // 8):  # by 8 columns, or threads would fall on the same banks
+        shared["out"].at[i][...] = out[:, 8 * i : 8 * i + 8]
+    lse = (top + jnp.log2(jnp.where(some, total, 1.0))) * (1 / LOG2E)
+    shared["lse"][...] = jnp.where(some, lse, -jnp.inf)
+    plgpu.commit_smem()
+    for name, target in zip(("out", "lse"), targets, strict=True):
+        plgpu.copy_smem_to_gmem(shared[name], target)
+    plgpu.wait_smem_to_gmem(0)
+
+
+COMPILER = plgpu.CompilerParams(
+    approx_math=True,
+    lowering_semantics=plgpu.LoweringSemantics.Lane,
+    unsafe_no_auto_barriers=True,  # each kernel says why its own are enough
+)

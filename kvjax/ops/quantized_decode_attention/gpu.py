@@ -22,7 +22,7 @@ of keys below some 2800.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial, reduce
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -35,6 +35,7 @@ from kvjax.ops.affine import Affine, Tile
 from kvjax.ops.mosaic_gpu import (
     BY_QUERY,
     BY_ROW,
+    COMPILER,
     F16,
     F32,
     I32,
@@ -44,16 +45,22 @@ from kvjax.ops.mosaic_gpu import (
     TILED,
     WG,
     WORDS,
+    columns_of,
     every_second,
+    fold,
     full,
     halves,
     load,
     product,
+    soften,
     spread,
     tiled,
+    unfold,
+    walk_over,
+    write,
 )
 from kvjax.ops.packing import words
-from kvjax.ops.partials import DECODE, Partial, Scoring, group_queries, merge, ungroup
+from kvjax.ops.partials import DECODE, Partial, Scoring
 from kvjax.ops.quantized_decode_attention.blocks import Gpu
 
 ONES = 0x3C003C00  # two float16 ones
@@ -65,7 +72,6 @@ QUERY = TILED(
 CHANNELS = TILED(
     plgpu.Tiling(((64,), (2,))), warp_dims=(plgpu.Replicated(4),), lane_dims=(-2,), vector_dim=-1
 )
-MAX_COLUMNS = 32  # queries of one block: more do not fit its registers
 
 
 def refusal(query: Array, value: Tile, format: Affine) -> str:
@@ -108,17 +114,11 @@ def attention(
       blocks: how the context is walked over.
       interpret: False, or `plgpu.InterpretGPUParams()`.
     """
-    batch, tokens, _, dim = query.shape
-    heads, tiles = key["codes"].shape[1:3]
-    grouped = group_queries(query, heads)  # [B,K,G·T,D]
-    count = grouped.shape[2]
-    columns = min(MAX_COLUMNS, -(-count // 8) * 8)
-    parts = -(-count // columns)
-    grouped = jnp.pad(grouped, [(0, 0), (0, 0), (0, parts * columns - count), (0, 0)])
+    grouped, count = fold(query, key["codes"].shape[1])
     factor = scoring.scale * LOG2E if scoring.softcap is None else scoring.scale / scoring.softcap
+    q = grouped.astype(F32) * factor
     # Even channels, then odd ones: [B,K,parts,2,columns,D/2].
-    q = (grouped.astype(F32) * factor).reshape(batch, heads, parts, columns, dim // 2, 2)
-    q = jnp.moveaxis(q, -1, 3)
+    q = jnp.moveaxis(q.reshape(*q.shape[:-1], -1, 2), -1, 3)
     leaves = {
         "key_codes": key["codes"],
         "key_affine": key["affine"],
@@ -127,35 +127,31 @@ def attention(
     }
     if format.column:
         leaves |= {"key_column": key["column"], "value_column": value["column"]}
-    rows = 0
+    parts, columns, dim = grouped.shape[2:]
+    rows, tokens = 0, query.shape[1]
     if bias is not None:
-        leaves["bias"], rows = _arrange(bias, columns, parts, format.tile)
-    walk = _Walk(dim, tiles, columns, parts, rows, format, scoring, blocks, interpret)
+        rows = columns if bias.shape[1] > 1 else 1
+        leaves["bias"] = _arrange(bias.astype(F32) * LOG2E, tokens, parts, columns, format.tile)
+    walk = _Walk(dim, columns, parts, rows, format, scoring, blocks, interpret)
     out, lse = _run(q, length, leaves, walk)
-    whole = [
-        Partial(ungroup(out[:, :, i, :count], tokens), ungroup(lse[:, :, i, :count], tokens))
-        for i in range(blocks.splits)
-    ]
-    return reduce(merge, whole)
+    return unfold(out, lse, count, tokens)
 
 
-def _arrange(bias: Array, columns: int, parts: int, tile: int) -> tuple[Array, int]:
-    """A bias of all queries alike as [B,1,N,C]; else [B,parts,N,2,C/2,columns], even tokens first,
-    with a column for every query, so that the kernel need not know which token it is of."""
-    batch, tokens, size = bias.shape
-    bias = bias.astype(F32) * LOG2E
-    if tokens == 1:
-        return bias.reshape(batch, 1, size // tile, tile), 1
-    query = jnp.arange(parts * columns) % tokens  # heads before tokens, as `group_queries` says
-    wide = bias[:, query].reshape(batch, parts, columns, size // tile, tile // 2, 2)
-    return wide.transpose(0, 1, 3, 5, 4, 2), columns
+def _arrange(bias: Array, tokens: int, parts: int, columns: int, tile: int) -> Array:
+    """A bias that all queries share as [B,1,N,C]; else [B,parts,N,2,C/2,columns], even tokens
+    first."""
+    batch, each, _ = bias.shape
+    if each == 1:
+        return bias.reshape(batch, 1, -1, tile)
+    wide = columns_of(bias, tokens, parts, columns)
+    wide = wide.reshape(batch, parts, columns, -1, tile // 2, 2)
+    return wide.transpose(0, 1, 3, 5, 4, 2)
 
 
 class _Walk(NamedTuple):
     """What a block of threads is compiled for."""
 
     dim: int
-    tiles: int
     columns: int  # queries, padded to a multiple of 8
     parts: int  # blocks that share the queries of a KV head
     rows: int  # of the bias: 0 (none), 1, or `columns`
@@ -175,7 +171,7 @@ class _State(NamedTuple):
 def _run(
     q: Array, length: Array, leaves: dict[str, Array], walk: _Walk
 ) -> tuple[Array, Array]:
-    """out [B,K,splits,parts·columns,D] and lse [B,K,splits,parts·columns]."""
+    """out [B,K,splits,parts,columns/8,D,8] and lse [B,K,splits,parts,columns]."""
     batch, heads = q.shape[:2]
     splits, parts, columns = walk.blocks.splits, walk.parts, walk.columns
     names = list(leaves)
@@ -184,24 +180,18 @@ def _run(
         sources, (out_ref, lse_ref) = dict(zip(names, refs, strict=False)), refs[len(names) :]
         _block(walk, length_ref, q_ref, sources, out_ref, lse_ref, scratch, shared)
 
-    out, lse = plgpu.kernel(
+    return plgpu.kernel(
         body,
         out_type=(
-            jax.ShapeDtypeStruct((batch, heads, splits, parts, walk.dim, columns), F32),
+            jax.ShapeDtypeStruct((batch, heads, splits, parts, columns // 8, walk.dim, 8), F32),
             jax.ShapeDtypeStruct((batch, heads, splits, parts, columns), F32),
         ),
         grid=(splits, heads * parts, batch),
         grid_names=("split", "head", "batch"),
         scratch_types={"scratch": _staged(walk, names), "shared": _shared(walk)},
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True,
-            lowering_semantics=plgpu.LoweringSemantics.Lane,
-            unsafe_no_auto_barriers=True,  # `_block` says why two a tile are enough
-        ),
+        compiler_params=COMPILER,
         interpret=walk.interpret or None,
     )(jnp.append(length.astype(I32), I32.type(ONES)), q, *leaves.values())
-    out = jnp.moveaxis(out, -1, -2).reshape(batch, heads, splits, parts * columns, walk.dim)
-    return out, lse.reshape(batch, heads, splits, parts * columns)
 
 
 def _staged(walk: _Walk, names: list[str]) -> dict[str, Any]:
@@ -234,7 +224,7 @@ def _shared(walk: _Walk) -> dict[str, Any]:
         "scaled": operand(walk.dim),
         "weights": operand(walk.format.tile),
         "constant": plgpu.SMEM((walk.columns,), F32),
-        "out": plgpu.SMEM((walk.dim, walk.columns), F32),
+        "out": plgpu.SMEM((walk.columns // 8, walk.dim, 8), F32),
         "lse": plgpu.SMEM((walk.columns,), F32),
         "loaded": plgpu.Barrier(),
     }
@@ -255,10 +245,7 @@ def _block(
     head, part = lax.div(index, walk.parts), lax.rem(index, walk.parts)
     # Read and not written down: an instruction that masks and sets takes one constant alone.
     valid, ones = length_ref[batch], length_ref[length_ref.shape[0] - 1]
-    used = lax.div(valid + (tile - 1), tile)
-    each = lax.div(used + (walk.blocks.splits - 1), walk.blocks.splits)
-    first = split * each
-    count = jnp.minimum(used - first, each)
+    first, count = walk_over(lax.div(valid + (tile - 1), tile), walk.blocks.splits)
 
     def fetch(i: Any) -> None:
         slot = lax.rem(i, stages)
@@ -296,17 +283,10 @@ def _block(
         full((walk.dim, walk.columns), 0.0),
     )
     state = lax.fori_loop(0, count, step, state)
-    total, shift = state.total.sum(axis=0), state.shift.sum(axis=0)
-    some = total > 0
-    share = 1.0 / jnp.where(some, total, 1.0)
-    out = state.out + spread(shift, state.out.shape, 1)
-    shared["out"][...] = out * spread(share, out.shape, 1)
-    lse = (state.top + jnp.log2(jnp.where(some, total, 1.0))) * (1 / LOG2E)
-    shared["lse"][...] = jnp.where(some, lse, -jnp.inf)
-    plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(shared["out"], out_ref.at[batch, head, split, part])
-    plgpu.copy_smem_to_gmem(shared["lse"], lse_ref.at[batch, head, split, part])
-    plgpu.wait_smem_to_gmem(0)
+    out = state.out + spread(state.shift.sum(axis=0), state.out.shape, 1)
+    where = (batch, head, split, part)
+    targets = (out_ref.at[where], lse_ref.at[where])
+    write(state.top, state.total.sum(axis=0), out, shared, targets)
 
 
 def _scale_query(walk: _Walk, now: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
@@ -340,13 +320,11 @@ def _tile(
         _scores(walk, now, shared["scaled"], constant, seen[h], ones, h) for h in range(2)
     ]
 
-    top = jnp.maximum(state.top, jnp.maximum(*scores).max(axis=0))
-    safe = jnp.where(top > -jnp.inf, top, 0.0)
-    keep = jnp.exp2(state.top - safe)
+    top, keep, weights = soften(state.top, scores)
     pairs = load(now["value_affine"], PAIRS)
     total, shift = state.total * spread(keep, shape, 1), full(shape, 0.0)
     for parity in range(2):
-        p = jnp.exp2(scores[parity] - spread(safe, shape, 1))
+        p = weights[parity]
         total = total + p
         pair = every_second(pairs, parity, PAIRS, BY_ROW, interpret)
         scale, zero = _affine(pair, meta)
