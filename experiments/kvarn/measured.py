@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments.head_to_head import report as head_to_head
 from experiments.kvarn import paper_report
 from experiments.papers import Measured
 from experiments.statistics import mean_interval
@@ -13,7 +12,7 @@ from experiments.table import Result, by_scale
 
 # Our names of the paper's rows; other methods keep ours.
 METHODS = {
-    "fp16": "FP16", "exact": "FP16", "kivi": "KIVI", "quarot": "QuaRot",
+    "fp16": "FP16", "kivi": "KIVI", "quarot": "QuaRot",
     "turboquant": "TurboQuant (vLLM)", "kvarn": "KVarN",
 }  # fmt: skip
 # Published table and metric of a benchmark's own metric.
@@ -30,40 +29,45 @@ for _count in range(100, 601, 100):
 
 def measured(results: Sequence[Result]) -> Iterator[Measured]:
     """Our numbers, each with the table that it belongs to."""
-    parts = {"paper": _paper, "drift": _drift, "paired": _paired}
-    for _, group in by_scale([each for each in results if each.result["part"] in parts]):
+    for scale, group in by_scale(results):
         for each in group:
-            yield from parts[each.result["part"]](each)
+            for place, text in _PARTS[each.result["part"]](each):
+                yield Measured(*place, text, scale)
 
 
-def _drift(each: Result) -> Iterator[Measured]:
-    """Our drift study, on another model than the paper's and so with its scale over it."""
-    result, s = each.result, each.result["scale"]
-    cells = {"KL, nats": f"{_interval(result['quality']['kl'])} (n = {s['positions']:,})"}
-    if result["bits"]:
-        cells = {"bits per element": f"{result['bits']['mean']:.3f}"} | cells
-    for metric, text in cells.items():
-        yield Measured("drift", s["model"], each.name, metric, text, head_to_head.scale(result))
+# (table, model, method, metric) and the text of each number of one result.
+_Cells = Iterator[tuple[tuple[str, str, str, str], str]]
 
 
-def _paired(each: Result) -> Iterator[Measured]:
+def _drift(each: Result) -> _Cells:
+    """Our drift study, on another model than the paper's and so under its table."""
+    where, n = ("drift", each.result["scale"]["model"], each.name), _positions(each)
+    if each.result["bits"]:
+        yield (*where, "bits per element"), f"{each.result['bits']['mean']:.3f}"
+    yield (*where, "KL, nats"), f"{_interval(each.result['quality']['kl'])} {n}"
+
+
+def _paired(each: Result) -> _Cells:
     """The paper's own measure of drift, decode (its pseudo-decode) and static."""
-    s, blocks = each.result["scale"], np.asarray(each.result["blocks"]["attention_mae"])
-    n = f"(n = {s['positions']:,})"
-    scale = head_to_head.scale({"scale": s | {"regime": "beside the exact cache"}})
-    cells = {
-        "attention MAE": f"{_interval(mean_interval(blocks)._asdict())} {n}",
-        "KL, nats": f"{_interval(each.result['quality']['kl'])} {n}",
-    }
-    for metric, text in cells.items():
-        yield Measured("drift", s["model"], each.name, metric, text, scale)
+    where, n = ("drift", each.result["scale"]["model"], each.name), _positions(each)
+    error = mean_interval(np.asarray(each.result["blocks"]["attention_mae"]))
+    yield (*where, "attention MAE"), f"{_interval(error._asdict())} {n}"
+    yield (*where, "KL, nats"), f"{_interval(each.result['quality']['kl'])} {n}"
 
 
-def _interval(x: dict[str, Any]) -> str:
-    return f"{x['mean']:z.4f} [{x['low']:z.4f}, {x['high']:z.4f}]"
+def _retrieval(each: Result) -> _Cells:
+    """Lines alone: the paper has no table of the other tasks."""
+    s, right = each.result["scale"], each.result["accuracy"]
+    if s["task"] == "lines":
+        where = ("line_retrieval", s["model"], each.name.removeprefix("lines-"))
+        if each.result["bits"]:
+            yield (*where, "bits per element"), f"{each.result['bits']['mean']:.3f}"
+        low, high = 100 * right["low"], 100 * right["high"]
+        text = f"{100 * right['mean']:.1f} [{low:.1f}, {high:.1f}] (n = {s['n']})"
+        yield (*where, "lines found, %"), text
 
 
-def _paper(each: Result) -> Iterator[Measured]:
+def _paper(each: Result) -> _Cells:
     """The paper's own setting: a benchmark that no table of the paper has is left out."""
     s = each.result["scale"]
     method = METHODS.get(s["method"], s["method"])
@@ -71,6 +75,15 @@ def _paper(each: Result) -> Iterator[Measured]:
         place = PLACES.get((s["benchmark"], metric))
         if place and score is not None:
             text = f"{paper_report.percent(score)} (n = {s['problems']} × {s['repeats']})"
-            yield Measured(
-                place[0], s["model"], method, place[1], text, paper_report.scale(each.result)
-            )
+            yield (place[0], s["model"], method, place[1]), text
+
+
+_PARTS = {"drift": _drift, "paired": _paired, "retrieval": _retrieval, "paper": _paper}
+
+
+def _positions(each: Result) -> str:
+    return f"(n = {each.result['scale']['positions']:,})"
+
+
+def _interval(x: dict[str, Any]) -> str:
+    return f"{x['mean']:z.4f} [{x['low']:z.4f}, {x['high']:z.4f}]"

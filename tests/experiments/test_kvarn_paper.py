@@ -252,20 +252,29 @@ def test_our_own_table_and_picture():
     assert [words.get_text() for words in axes[0].texts] == ["heed", "kvarn", "fp16"]
 
 
-def test_drift_of_a_small_model_stands_under_the_papers_table():
-    kl = {"mean": 0.1, "low": 0.05, "high": 0.15}
+def test_other_parts_stand_under_the_papers_tables_with_their_scale():
+    share, bits = {"mean": 0.1, "low": 0.05, "high": 0.15}, {"mean": 2.375}
     scale = {"model": "m", "parameters": 135e6, "dtype": "float32", "texts": ["a"], "block": 2,
              "tokens_sha256": "01234567", "length": 8, "positions": 8,
-             "regime": "decoding"}  # fmt: skip
-    drift = {"part": "drift", "scale": scale, "quality": {"kl": kl}, "bits": {"mean": 2.375}}
-    paired = drift | {"part": "paired", "blocks": {"attention_mae": [[0.1, 0.3], [0.3, 0.5]]},
-                      "scale": scale | {"regime": "decode"}}  # fmt: skip
-    results = [Result(part["part"], {"experiment": "kvarn"}, {}, part) for part in (drift, paired)]
-    found = {(m.method, m.metric): m for m in measured.measured(results)}
-    assert found["drift", "bits per element"].text == "2.375"
-    assert found["drift", "KL, nats"].text == "0.1000 [0.0500, 0.1500] (n = 8)"
-    assert found["paired", "attention MAE"].text.startswith("0.3000 [")
-    assert "beside the exact cache in steps of 2" in found["paired", "attention MAE"].scale
+             "regime": "decode"}  # fmt: skip
+    asked = scale | {"task": "lines", "n": 40, "prompt_tokens": 500.0}
+    parts = {
+        "drift": {"scale": scale, "quality": {"kl": share}, "bits": bits},
+        "paired": {"scale": scale, "quality": {"kl": share},
+                   "blocks": {"attention_mae": [[0.1, 0.3], [0.3, 0.5]]}},
+        "retrieval": {"scale": asked, "accuracy": share, "nll": share, "bits": bits},
+    }  # fmt: skip
+    results = [
+        Result(f"lines-{part}", {"experiment": "kvarn"}, {}, {"part": part, **result})
+        for part, result in parts.items()
+    ]
+    found = {(m.table, m.method, m.metric): m for m in measured.measured(results)}
+    kl = found["drift", "lines-drift", "KL, nats"]
+    assert kl.text == "0.1000 [0.0500, 0.1500] (n = 8)" and kl.scale.startswith("m (135M")
+    assert found["drift", "lines-drift", "bits per element"].text == "2.375"
+    assert found["drift", "lines-paired", "attention MAE"].text.startswith("0.3000 [")
+    lines = found["line_retrieval", "retrieval", "lines found, %"]
+    assert lines.text == "10.0 [5.0, 15.0] (n = 40)" and "n = 40 prompts of 500" in lines.scale
     text = papers.markdown(papers.read("kvarn"), list(found.values()))
-    assert text.count("*Ours, at another scale:* m (135M parameters, float32)") == 2
+    assert text.count("*Ours, at another scale:*") == 3
     assert "ours: KL" not in text  # the paper's KL is of another model
