@@ -76,7 +76,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def _grid() -> dict[str, dict[str, Any]]:
-    """The rows, those that are compared first; what one leaves out takes the encoder's default."""
+    """The rows; what one leaves out takes the encoder's default."""
     rows: dict[str, dict[str, Any]] = {"exact": {"sink": 0}}
 
     def add(name: str, encoder: str, key: int | None = None, value: int | None = None, **more: Any):
