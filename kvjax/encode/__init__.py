@@ -12,6 +12,7 @@ from kvjax.encode.fp8 import fp8
 from kvjax.encode.hadamard_rtn import hadamard_rtn
 from kvjax.encode.int4 import int4
 from kvjax.encode.int8 import int8
+from kvjax.encode.kitty import kitty
 from kvjax.encode.kivi import kivi
 from kvjax.encode.kvarn import kvarn
 from kvjax.encode.oscar import oscar
@@ -33,6 +34,7 @@ ENCODERS: dict[str, Callable[..., Encoder | None]] = {
     "rtn": rtn,
     "hadamard_rtn": hadamard_rtn,
     "kivi": kivi,
+    "kitty": kitty,
     "turboquant": turboquant,
     "turboquant_nc": turboquant_nc,
     "oscar": oscar,
@@ -64,6 +66,7 @@ __all__ = [
     "hadamard_rtn",
     "int4",
     "int8",
+    "kitty",
     "kivi",
     "kvarn",
     "none",

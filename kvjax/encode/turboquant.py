@@ -107,7 +107,7 @@ class TurboQuant(Encoder):
         x, bits = x.astype(jnp.float32), self.bits(role)
         if not self.outliers:
             return self._encode_part(self.rotate(x, role), bits, role)
-        chosen = _largest(jnp.sum(x * x, axis=-2), self.outliers)  # [..., D]
+        chosen = largest(jnp.sum(x * x, axis=-2), self.outliers)  # [..., D]
         slots = jnp.arange(x.shape[-1])[:, None]
         source = jnp.argmax(_places(chosen, self.outliers)[..., None, :] == slots, axis=-1)
         x = jnp.take_along_axis(x, source[..., None, :], axis=-1)
@@ -211,7 +211,7 @@ class TurboQuant(Encoder):
         return total
 
 
-def _largest(size: jax.Array, count: int) -> jax.Array:
+def largest(size: jax.Array, count: int) -> jax.Array:
     """Whether each of [..., D] is one of the ``count`` largest, the first among equals."""
     _, index = lax.top_k(size, count)
     return (index[..., None] == jnp.arange(size.shape[-1])).any(axis=-2)

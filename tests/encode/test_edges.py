@@ -120,6 +120,9 @@ REFUSED = (
     + [("kvarn", {"rotate": False}, 33, "head_dim=33 is odd.*use rtn or int8"),
        ("kvarn", {"scale_bits": 4}, DIM, "scale_bits=4 .*choose 8 or 16"),
        ("kvarn", {"clip": 0.5}, DIM, "clip=0.5 must be"),
+       ("kitty", {"key_bits": 3}, DIM, "key_bits=3 .*boosted channels have twice as many.*choose"),
+       ("kitty", {"share": 1.0}, DIM, "share=1.0 must be between 0 and 1"),
+       ("kitty", {}, 4, "share=0.125 of head_dim=4 is not one channel: choose a larger share"),
        ("fp8", {"format": "e3m4"}, DIM, "format='e3m4' is unknown: choose one of"),
        ("turboquant", {"outliers": 63}, DIM, "outliers=63 must leave.*choose fewer"),
        ("turboquant", {}, 1, "head_dim=1 has nothing to rotate: use int8")]

@@ -13,6 +13,7 @@ ENCODERS = {
     "hadamard_rtn": encode.hadamard_rtn(3, 2, tile=32),
     "hadamard_rtn, keys per token": encode.hadamard_rtn(3, 2, tile=32, key_axis="token"),
     "kivi": encode.kivi(2, 4, tile=32, group=16, residual=False),
+    "kitty": encode.kitty(2, 2, tile=32, residual=False),
     "turboquant": encode.turboquant(2, 3, tile=32),
     "turboquant product": encode.turboquant(3, 2, tile=32, product=True),
     "turboquant outliers": encode.turboquant(2, 2, tile=32, outliers=4),

@@ -11,6 +11,7 @@ def test_every_member_is_built_by_name():
     assert encode.from_config("fp8", format="e5m2") == encode.fp8(format="e5m2")
     assert encode.from_config("int4", tile=64) == encode.int4(tile=64)
     assert encode.from_config("kivi", group=64) == encode.kivi(group=64)
+    assert encode.from_config("kitty", share=0.25) == encode.kitty(share=0.25)
     product = encode.from_config("turboquant", product=True)
     assert product == encode.turboquant(product=True)
     assert encode.from_config("turboquant_nc", key_bits=3) == encode.turboquant_nc(3)
