@@ -14,6 +14,8 @@ TRANSFORMS = {
     "rtn 2/3": kvjax.cache(encode=e.rtn(2, 3), sink=4),
     "kvarn": kvjax.cache(encode=e.kvarn(), sink=128),
     "kvarn k4v2, tile 64": kvjax.cache(encode=e.kvarn(4, 2, tile=64)),
+    "kivi, its values late": kvjax.cache(encode=e.kivi(), sink=4),
+    "kitty": kvjax.cache(encode=e.kitty()),
     "streaming+kvarn": kvjax.cache(select=kvjax.select.streaming(4, 300), encode=e.kvarn()),
     "per layer": kvjax.per_layer(kvjax.cache(encode=e.kvarn()), {0: kvjax.cache()}),
 }
