@@ -15,10 +15,14 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
-from kvjax.cache.attend import after
+from kvjax.cache.attend import after, rope
+from kvjax.cache.layout import Layout, Plan
 from kvjax.cache.segments import Chunk, Exact, LayerCache, Tiles, write_ring, write_run, write_tile
+
+QUERY = "query"  # the name in `recent` of queries that an encoder wants to see
 
 
 def append(layer: LayerCache, chunk: Chunk, lse: Array | None = None) -> LayerCache:
@@ -32,6 +36,9 @@ def append(layer: LayerCache, chunk: Chunk, lse: Array | None = None) -> LayerCa
     if lse is not None:
         chunk = chunk._replace(start=after(lse, chunk.start))
     here = layer.layout
+    if QUERY in layer.recent:
+        entries = {**chunk.entries, QUERY: chunk.query.swapaxes(1, 2)}
+        chunk = chunk._replace(entries=entries)
     sink = {
         name: write_run(
             old, chunk.entries[name], chunk.start, jnp.zeros_like(chunk.start), chunk.length
@@ -124,7 +131,32 @@ def _encode_rows(layer: LayerCache, entries: Exact, full: Array) -> Tiles:
     assert encoder is not None
     # Rows without a full tile hold unwritten slots here; they must not meet the arithmetic.
     clean = {n: jnp.where(full[:, None, None, None], x, 0) for n, x in entries.items()}
-    return {s.name: encoder.encode_tile(clean[s.name], s.encode_role) for s in layer.spec.streams}
+    query = _future_queries(layer, clean[QUERY]) if QUERY in clean else None
+    tiles, at = {}, 0
+    for stream in layer.spec.streams:
+        meets = None
+        if query is not None and stream.is_key:
+            meets, at = query[..., at : at + stream.dim], at + stream.dim
+        tiles[stream.name] = encoder.encode_tile_for(clean[stream.name], stream.encode_role, meets)
+    return tiles
+
+
+def keeps_queries(plan: Plan, here: Layout) -> bool:
+    """Whether `recent` holds its tokens' queries too, [B,H,R,D] by the name `QUERY`."""
+    return here.tiles > 0 and plan.encode is not None and bool(plan.encode.query_offsets)
+
+
+def _future_queries(layer: LayerCache, query: Array) -> Array:
+    """[B,H,C,D] -> [B,K,n,D]: the queries of each KV head's group, as they would be at later
+    positions; without RoPE a query is the same everywhere."""
+    spec, encoder = layer.spec, layer.plan.encode
+    assert encoder is not None
+    query = query.reshape(query.shape[0], spec.kv_heads, -1, query.shape[-1])
+    if spec.inverse_frequencies is None:
+        return query
+    angles = np.outer(encoder.query_offsets, spec.inverse_frequencies).astype(np.float32)
+    turned = [rope(query, jnp.cos(a[None, None]), jnp.sin(a[None, None])) for a in angles]
+    return jnp.concatenate(turned, axis=2)
 
 
 def _left_over(desk: Exact, flushed: Array, size: int) -> Exact:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kvjax.cache.append import append, flush
+from kvjax.cache.append import QUERY, append, flush, keeps_queries
 from kvjax.cache.attend import attend, empty_streams
 from kvjax.cache.layout import Plan, layout
 from kvjax.cache.segments import LayerCache, ModelCache
@@ -108,7 +108,10 @@ def _init_layer(plan: Plan, spec: LayerSpec, batch: int, capacity: int) -> Layer
         if here.tiles:
             body = {s.name: _empty_tiles(plan.encode, s, batch, here.tiles) for s in spec.streams}
     sink = empty_streams(spec, batch, here.sink)
-    recent = empty_streams(spec, batch, here.recent)
+    recent = dict(empty_streams(spec, batch, here.recent))
+    if keeps_queries(plan, here):
+        shape = (batch, spec.num_heads, here.recent, spec.key_dim)
+        recent[QUERY] = jnp.zeros(shape, jnp.dtype(spec.dtype))
     return LayerCache(sink, body, recent, None, spec, plan, here)
 
 

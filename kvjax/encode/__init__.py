@@ -10,6 +10,7 @@ from typing import Any
 from kvjax.encode.base import Encoder, Tiles
 from kvjax.encode.fp8 import fp8
 from kvjax.encode.hadamard_rtn import hadamard_rtn
+from kvjax.encode.heed import heed
 from kvjax.encode.int4 import int4
 from kvjax.encode.int8 import int8
 from kvjax.encode.kitty import kitty
@@ -37,6 +38,7 @@ ENCODERS: dict[str, Callable[..., Encoder | None]] = {
     "kitty": kitty,
     "turboquant": turboquant,
     "turboquant_nc": turboquant_nc,
+    "heed": heed,
     "oscar": oscar,
     "kvarn": kvarn,
 }
@@ -64,6 +66,7 @@ __all__ = [
     "fp8",
     "from_config",
     "hadamard_rtn",
+    "heed",
     "int4",
     "int8",
     "kitty",

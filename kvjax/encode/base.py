@@ -69,6 +69,17 @@ class Encoder:
         """Encodes x [..., C, D] (any float dtype, original frame); leaves keep the leading axes."""
         raise NotImplementedError
 
+    @property
+    def query_offsets(self) -> tuple[int, ...]:
+        """Where queries are wanted at encoding: how many tokens after their own positions. Not
+        empty: the cache keeps queries beside the exact keys and encodes by ``encode_tile_for``."""
+        return ()
+
+    def encode_tile_for(self, x: jax.Array, role: str, query: jax.Array | None) -> Tile:
+        """``encode_tile`` of tiles that will meet query [..., n, D] (original frame): those of the
+        tile's own tokens, turned to each of ``query_offsets``. None for values."""
+        return self.encode_tile(x, role)
+
     def decode_tile(self, tile: Tile, role: str, dim: int) -> jax.Array:
         """The float32 [..., C, D] that ``tile`` stands for, in the stored frame."""
         raise NotImplementedError

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import vector
 
-from kvjax.ops.partials import Partial, group_queries, merge, ungroup
+from kvjax.ops.partials import Partial, group_queries, ungroup
 
 F32, F16, I32 = np.dtype("float32"), np.dtype("float16"), np.dtype("int32")
 LOG2E = math.log2(math.e)
@@ -142,13 +141,13 @@ def unfold(out: Array, lse: Array, count: int, tokens: int) -> Partial:
     rows = jnp.moveaxis(out, -1, -2)
     rows = rows.reshape(*rows.shape[:3], -1, rows.shape[-1])[:, :, :, :count]
     lse = lse.reshape(*lse.shape[:3], -1)[:, :, :, :count]
-    return reduce(
-        merge,
-        [
-            Partial(ungroup(rows[:, :, i], tokens), ungroup(lse[:, :, i], tokens))
-            for i in range(rows.shape[2])
-        ],
-    )
+    top = lse.max(axis=2, keepdims=True)
+    weights = jnp.exp(lse - jnp.where(jnp.isfinite(top), top, 0.0))
+    total = weights.sum(axis=2)
+    share = jnp.where(total > 0, total, 1.0)
+    merged = (weights[..., None] * rows).sum(axis=2) / share[..., None]
+    lse = jnp.where(total > 0, top[:, :, 0] + jnp.log(share), -jnp.inf)
+    return Partial(ungroup(merged, tokens), ungroup(lse, tokens))
 
 
 def columns_of(bias: Array, tokens: int, parts: int, columns: int) -> Array:

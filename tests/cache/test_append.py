@@ -16,6 +16,7 @@ TRANSFORMS = {
     "rtn": kvjax.cache(encode=kvjax.encode.rtn(2, 3, tile=16)),
     "kivi": kvjax.cache(encode=kvjax.encode.kivi(2, 4, tile=16, group=8), sink=3),
     "kvarn": kvjax.cache(encode=kvjax.encode.kvarn(tile=16), sink=5),
+    "heed": kvjax.cache(encode=kvjax.encode.heed(tile=16), sink=5),
     "streaming+rtn": kvjax.cache(
         select=kvjax.select.streaming(4, 20), encode=kvjax.encode.rtn(2, 2, tile=16)
     ),

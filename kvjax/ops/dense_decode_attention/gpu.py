@@ -17,7 +17,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kvjax.ops.dense_decode_attention.gpu_blocks import Gpu
+from kvjax.ops.gpu_blocks import Gpu
 from kvjax.ops.mosaic_gpu import (
     BY_QUERY,
     BY_ROW,

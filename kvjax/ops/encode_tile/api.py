@@ -7,7 +7,8 @@ import jax
 from kvjax.ops import hadamard, packing
 from kvjax.ops.affine import Tile
 from kvjax.ops.dispatch import choose
-from kvjax.ops.encode_tile import gpu, reference, tpu
+from kvjax.ops.encode_tile import gpu, heed, reference, tpu
+from kvjax.ops.encode_tile.heed import Heed
 from kvjax.ops.encode_tile.reference import Kvarn
 
 NAME = "encode_tile"
@@ -43,6 +44,38 @@ def kvarn_tile(
     if choose(NAME, implementation, refusals) == "tpu":
         return tpu.kvarn_tile(x, role, options)
     return reference.kvarn_tile(x, role, options)
+
+
+def heed_tile(
+    x: jax.Array,
+    role: str,
+    options: Heed,
+    query: jax.Array | None = None,
+    *,
+    implementation: str | None = None,
+) -> Tile:
+    """Rotates, fits row by row with error feedback, and packs tiles; see `kvjax.encode.heed`.
+
+    Args:
+      x: [..., C, D], any float dtype, in the original frame; all leading axes are tiles.
+      role: "key" (R = D rows of M = C numbers) or "value" (R = C rows of M = D numbers).
+      options: see `kvjax.encode.heed`.
+      query: [..., n, D], queries in the original frame, as the keys will meet them; None: keys
+        are fitted without feedback. Values do not read it.
+      implementation: None, "reference", "tpu" or "gpu" (see `kvjax.ops.dispatch.choose`).
+
+    Returns:
+      ``codes`` int32 [..., words(R), M] and ``affine`` int32 [..., R], as
+      `kvjax.ops.affine.Affine` reads them.
+
+    Raises:
+      ValueError: for another role, width, dtype or head dim, or an implementation that cannot take
+        these arguments.
+    """
+    check(x, role, options.bits, options.meta_dtype)
+    hadamard.check_dim(x.shape[-1])
+    choose(NAME, implementation, {})
+    return heed.heed_tile(x, role, options, query)
 
 
 def check(x: jax.Array, role: str, bits: int, meta_dtype: str) -> None:

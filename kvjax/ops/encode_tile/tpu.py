@@ -19,9 +19,15 @@ from jax.experimental.pallas import tpu as pltpu
 from kvjax.ops import packing
 from kvjax.ops.affine import Tile
 from kvjax.ops.encode_tile.blocks import Blocks, largest_divisor
+from kvjax.ops.encode_tile.heed import CLIPS, DAMPING, Heed
 from kvjax.ops.encode_tile.reference import Kvarn, balance, tile_std
 
-TILES = 4
+F32, I32 = jnp.float32, jnp.int32
+TILES = 4  # of KVarN a grid step
+GROUP = 8  # rows of a register: Heed's channels between two matrix products
+HEED_WORK = 8 * 128 * 128  # numbers a grid step: all kv heads of a usual layer
+LARGEST_TILE = 256 * 256
+SMALLEST = 113 << 23  # the bits of 2^-14, float16's smallest normal number
 
 
 def kvarn_refusal(x: jax.Array, options: Kvarn) -> str:
@@ -54,7 +60,7 @@ def kvarn_tile(
         grid=(total // blocks.tiles,),
         in_specs=[_block(blocks.tiles, tokens, dim)],
         out_specs=[_block(blocks.tiles, *shape) for shape in shapes.values()],
-        out_shape=[jax.ShapeDtypeStruct((total, *shape), jnp.int32) for shape in shapes.values()],
+        out_shape=[jax.ShapeDtypeStruct((total, *shape), I32) for shape in shapes.values()],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
         interpret=interpret,
         name=f"encode_{role}_kvarn",
@@ -74,7 +80,7 @@ def _kvarn(
     # x [n,C,D]; codes [n,W,M], affine [n,1,R], column [n,1,M/2] int32
     tiles = range(x_ref.shape[0])
     rows = jnp.stack([_rows(x_ref[i], role, options.rotate) for i in tiles])
-    size = tile_std(rows) if options.normalize_tile else jnp.ones((), jnp.float32)
+    size = tile_std(rows) if options.normalize_tile else jnp.ones((), F32)
     rows = rows / size
     row_scale, column_scale = balance(rows, options.iterations)
     codes, scale, zero = _quantize(rows / column_scale / row_scale, options.bits)
@@ -90,14 +96,14 @@ def _kvarn(
 
 def _rows(x: jax.Array, role: str, rotate: bool) -> jax.Array:
     """x [C,D] as float32 rows [R,M], rotated."""
-    x = x.astype(jnp.float32)
+    x = x.astype(F32)
     if not rotate:
         return x.T if role == "key" else x
     matrix = _hadamard(x.shape[-1])
     left, right = (matrix, x) if role == "key" else (x, matrix)
     return lax.dot_general(
         left, right, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
+        preferred_element_type=F32,
     )  # fmt: skip
 
 
@@ -105,16 +111,16 @@ def _hadamard(dim: int) -> jax.Array:
     """`kvjax.ops.hadamard.hadamard_matrix`."""
     shared = _iota((dim, dim), 0) & _iota((dim, dim), 1)
     odd = lax.population_count(shared) & 1
-    return jnp.where(odd == 1, -(dim**-0.5), dim**-0.5).astype(jnp.float32)
+    return jnp.where(odd == 1, -(dim**-0.5), dim**-0.5).astype(F32)
 
 
 def _iota(shape: tuple[int, ...], axis: int) -> jax.Array:
-    return lax.broadcasted_iota(jnp.int32, shape, axis)
+    return lax.broadcasted_iota(I32, shape, axis)
 
 
 def _quantize(rows: jax.Array, bits: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`kvjax.ops.rounding.quantize_rows`, with codes as float32."""
-    levels = jnp.float32(2**bits - 1)
+    levels = F32(2**bits - 1)
     zero = rows.min(axis=-1, keepdims=True)
     scale = jnp.maximum((rows.max(axis=-1, keepdims=True) - zero) / levels, 1e-10)
     codes = jnp.clip(jnp.round((rows - zero) / scale), 0, levels)
@@ -128,7 +134,7 @@ def _pack(codes: jax.Array, bits: int) -> jax.Array:
         return jnp.concatenate([_pack(codes - 4 * high, 2), _pack(high, 1)], axis=0)
     words = packing.words(codes.shape[0], bits)
     low, high = (_pack_halves(codes, bits, words, half) for half in (0, 1))
-    return low.astype(jnp.int32) | (high.astype(jnp.int32) << 16)
+    return low.astype(I32) | (high.astype(I32) << 16)
 
 
 def _pack_halves(codes: jax.Array, bits: int, words: int, half: int) -> jax.Array:
@@ -137,9 +143,9 @@ def _pack_halves(codes: jax.Array, bits: int, words: int, half: int) -> jax.Arra
     byte = row % 4 - 2 * half
     shift = 8 * byte + bits * (row // (4 * words))
     mine = (row // 4 % words == word) & (byte >= 0) & (byte < 2)
-    powers = jnp.where(mine, 1 << jnp.where(mine, shift, 0), 0).astype(jnp.float32)
+    powers = jnp.where(mine, 1 << jnp.where(mine, shift, 0), 0).astype(F32)
     return jnp.dot(
-        powers.astype(jnp.bfloat16), codes.astype(jnp.bfloat16), preferred_element_type=jnp.float32
+        powers.astype(jnp.bfloat16), codes.astype(jnp.bfloat16), preferred_element_type=F32
     )
 
 
@@ -156,15 +162,294 @@ def _pair(high: jax.Array, low: jax.Array, meta_dtype: str) -> jax.Array:
 
 
 def _to_bits(x: jax.Array, meta_dtype: str) -> jax.Array:
-    """float32 to the bits of a 16-bit float, in the lower half of an int32: ties to even, what is
-    too large clipped. Not every TPU converts to float16, so it is done on the bits."""
-    limit = float(jnp.finfo(meta_dtype).max)
-    bits = lax.bitcast_convert_type(jnp.clip(x, -limit, limit), jnp.int32)
+    """float32 to the bits of a 16-bit float, in the lower half of an int32."""
+    bits = lax.bitcast_convert_type(_rounded(x, meta_dtype), I32)
     if meta_dtype == "bfloat16":
-        return lax.shift_right_logical(bits + 0x7FFF + (lax.shift_right_logical(bits, 16) & 1), 16)
+        return lax.shift_right_logical(bits, 16)
     sign, size = lax.shift_right_logical(bits, 16) & 0x8000, bits & 0x7FFFFFFF
-    normal = (size + 0xFFF + ((size >> 13) & 1) - (112 << 23)) >> 13
+    small = lax.bitcast_convert_type(size, F32) * 2.0**24
+    return sign | jnp.where(size < SMALLEST, small.astype(I32), (size - (112 << 23)) >> 13)
+
+
+def _rounded(x: jax.Array, meta_dtype: str) -> jax.Array:
+    """float32 rounded to a 16-bit float: ties to even, what is too large clipped. Not every TPU
+    converts to float16, so it is done on the bits."""
+    limit = float(jnp.finfo(meta_dtype).max)
+    bits = lax.bitcast_convert_type(jnp.clip(x, -limit, limit), I32)
+    dropped = 16 if meta_dtype == "bfloat16" else 13
+    even = lax.shift_right_logical(bits, dropped) & 1
+    bits = (bits + ((1 << (dropped - 1)) - 1) + even) & -(1 << dropped)
+    if meta_dtype == "bfloat16":
+        return lax.bitcast_convert_type(bits, F32)
     # Below 2^-14 float16 counts in steps of 2^-24, which are those of float32 from 0.5 on.
-    half = lax.bitcast_convert_type(size, jnp.float32) + 0.5
-    small = lax.bitcast_convert_type(half, jnp.int32) - 0x3F000000
-    return sign | jnp.where(size < (113 << 23), small, normal)
+    small = (jnp.abs(x) + 0.5) - 0.5
+    small = jnp.where(x < 0, -small, small)
+    return jnp.where(jnp.abs(x) < 2.0**-14, small, lax.bitcast_convert_type(bits, F32))
+
+
+# Heed. Rows are fitted in turn, and a row is hardly any work: the tiles of a grid step go hand in
+# hand, one tile a sublane, and what is stored tile by tile is turned to that by strided stores.
+
+
+def heed_refusal(x: jax.Array) -> str:
+    """Why the kernel cannot take these arguments; "" if it can."""
+    tokens, dim = x.shape[-2:]
+    if x.size == 0:
+        return "there is no tile"
+    if tokens % GROUP or dim % GROUP:
+        return f"tiles of {tokens} tokens and head_dim={dim} are no whole registers of 8 rows"
+    if tokens * dim > LARGEST_TILE:
+        return f"a tile of {tokens} tokens of head_dim={dim} is too large for the vector memory"
+    return ""
+
+
+def heed_tile(
+    x: jax.Array,
+    role: str,
+    options: Heed,
+    query: jax.Array | None,
+    blocks: Blocks | None = None,
+    interpret: Any = False,
+) -> Tile:
+    """`heed.heed_tile` in one kernel, but for the mean of q qᵀ, which is XLA's; x [..., C, D]."""
+    *lead, tokens, dim = x.shape
+    rows, minor = (dim, tokens) if role == "key" else (tokens, dim)
+    total = x.size // (tokens * dim)
+    blocks = blocks or Blocks(largest_divisor(total, max(1, HEED_WORK // (tokens * dim))))
+    blocks.check(total)
+    tiles = blocks.tiles
+    inputs, in_specs = [x.reshape(total, tokens, dim)], [_block(tiles, tokens, dim)]
+    body: Any = _fit_tiles
+    scratch: list[Any] = []
+    if role == "value" and options.feedback and options.coupling:
+        body, scratch = _values_in_turn, [
+            pltpu.VMEM((tokens * tiles, dim), dtype) for dtype in (F32, F32, I32)
+        ]  # fmt: skip
+    elif role == "key" and options.feedback and query is not None:
+        body, scratch = _keys_in_turn, _key_scratch(tiles, tokens, dim)
+        inputs.append(query_power(query).reshape(total, dim, dim))
+        in_specs.append(_block(tiles, dim, dim))
+    shapes = {"codes": (packing.words(rows, options.bits), minor), "affine": (1, rows)}
+    out = pl.pallas_call(
+        partial(body, role=role, options=options),
+        grid=(total // tiles,),
+        in_specs=in_specs,
+        out_specs=[_block(tiles, *shape) for shape in shapes.values()],
+        out_shape=[jax.ShapeDtypeStruct((total, *shape), I32) for shape in shapes.values()],
+        scratch_shapes=scratch,
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+        interpret=interpret,
+        name=f"encode_{role}_heed",
+    )(*inputs)
+    tile = {"codes": out[0], "affine": out[1][:, 0]}
+    return {name: leaf.reshape(*lead, *leaf.shape[1:]) for name, leaf in tile.items()}
+
+
+def query_power(query: jax.Array) -> jax.Array:
+    """Σ q qᵀ float32 [..., D, D] of query [..., n, D], not rotated. Products of bfloat16 are exact
+    in float32."""
+    exact = None if query.dtype == jnp.bfloat16 else lax.Precision.HIGHEST
+    return jnp.einsum(
+        "...nd,...ne->...de", query, query, precision=exact, preferred_element_type=F32
+    )
+
+
+def _fit_tiles(x_ref: Any, codes_ref: Any, affine_ref: Any, *, role: str, options: Heed) -> None:
+    # x [n,C,D]; codes [n,W,M], affine [n,1,R] int32
+    tiles = range(x_ref.shape[0])
+    rows = jnp.stack([_rows(x_ref[i], role, True) for i in tiles])
+    codes, scale, zero = _fit_row(rows, options)
+    affine = _pair(scale, zero, options.meta_dtype)
+    for i in tiles:
+        codes_ref[i] = _pack(codes[i], options.bits)
+        affine_ref[i] = _as_lanes(affine[i])
+
+
+def _fit_row(row: jax.Array, options: Heed) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`heed.fit_row` of [..., M]: codes as float32, and scale and zero [..., 1] as stored."""
+    low, high = row.min(axis=-1, keepdims=True), row.max(axis=-1, keepdims=True)
+    center = row.mean(axis=-1, keepdims=True)
+    middle, half = (low + high) / 2, (high - low) / 2
+    found = [_fit_range(row, center, middle, half * clip, options) for clip in CLIPS]
+    error, *best = found[0]
+    for new_error, *new in found[1:]:
+        better = new_error < error
+        error = jnp.where(better, new_error, error)
+        best = [jnp.where(better, a, b) for a, b in zip(new, best, strict=True)]
+    codes, scale, zero = best
+    return codes, scale, zero
+
+
+def _fit_range(
+    row: jax.Array, center: jax.Array, middle: jax.Array, half: jax.Array, options: Heed
+) -> tuple[jax.Array, ...]:
+    levels = 2**options.bits - 1
+    step = jnp.maximum(2 * half / levels, 1e-10)
+    codes = jnp.clip(jnp.round((row - (middle - half)) * (1 / step)), 0, levels)
+    mean = codes.mean(axis=-1, keepdims=True)
+    apart = codes - mean
+    power = (apart * apart).sum(axis=-1, keepdims=True)
+    slope = (apart * (row - center)).sum(axis=-1, keepdims=True) / jnp.maximum(power, 1e-10)
+    scale = jnp.where(power > 0, slope, step)
+    zero = _rounded(center - scale * mean, options.meta_dtype)
+    scale = _rounded(scale, options.meta_dtype)
+    error = row - (codes * scale + zero)
+    return (error * error).sum(axis=-1, keepdims=True), codes, scale, zero
+
+
+def _values_in_turn(
+    x_ref: Any, codes_ref: Any, affine_ref: Any, rows_ref: Any, code_ref: Any, meta_ref: Any,
+    *, role: str, options: Heed,
+) -> None:  # fmt: skip
+    # x [n,C,D]; codes [n,W,D], affine [n,1,C] int32; scratch [C·n,D]: row t·n + i is token t of
+    # tile i
+    tiles, tokens, dim = x_ref.shape
+    rows = [_rows(x_ref[i], role, True) for i in range(tiles)]
+    for i in range(tiles):
+        rows_ref[pl.ds(i, tokens, stride=tiles), :] = rows[i]
+
+    def one(t: jax.Array, total: jax.Array) -> jax.Array:
+        at = pl.ds(t * tiles, tiles)
+        left = (tokens - jnp.full((1, 1), t)).astype(F32)
+        share = options.coupling / (1 + options.coupling * left)
+        row = rows_ref[at, :]
+        codes, scale, zero = _fit_row(row + share * total, options)
+        code_ref[at, :] = codes
+        meta_ref[at, :] = jnp.broadcast_to(_pair(scale, zero, options.meta_dtype), row.shape)
+        return total + (row - (codes * scale + zero))
+
+    lax.fori_loop(0, tokens, one, jnp.zeros((tiles, dim), F32))
+    for i in range(tiles):
+        mine = pl.ds(i, tokens, stride=tiles)
+        codes_ref[i] = _pack(code_ref[mine, :], options.bits)
+        affine_ref[i] = _as_lanes(meta_ref[mine, :][:, :1])
+
+
+def _key_scratch(tiles: int, tokens: int, dim: int) -> list[Any]:
+    """What `_keys_in_turn` keeps in vector memory, in the order of its arguments."""
+    group = GROUP * tiles
+    shapes = [
+        (tiles, dim, dim), (tiles, dim, dim), (tiles, 1, dim), (tiles, dim, tokens),
+        (tiles, dim, tokens), (tiles, dim, tokens), (group, tokens), (group, tokens),
+        (group, tokens), ((GROUP - 1) * group, tokens),
+    ]  # fmt: skip
+    floats = [pltpu.VMEM(shape, F32) for shape in shapes]
+    return [*floats, pltpu.VMEM((tiles, dim, dim), I32), pltpu.VMEM((group, dim), I32)]
+
+
+def _keys_in_turn(
+    x_ref: Any, power_ref: Any, codes_ref: Any, affine_ref: Any, c_ref: Any, f_ref: Any,
+    rank_ref: Any, rows_ref: Any, errors_ref: Any, code_ref: Any, row_ref: Any, target_ref: Any,
+    turn_ref: Any, weight_ref: Any, meta_ref: Any, turn_meta_ref: Any,
+    *, role: str, options: Heed,
+) -> None:  # fmt: skip
+    # x [n,C,D], power [n,D,D]; codes [n,W,C], affine [n,1,D] int32
+    tiles, tokens, dim = x_ref.shape
+    # All tiles' values before the first store: stores would keep the tiles one after another.
+    found = [_order(power_ref[i]) for i in range(tiles)]
+    rows = [_dot(found[i][1], _rows(x_ref[i], role, True)) for i in range(tiles)]
+    for i, (rank, _, power) in enumerate(found):
+        rank_ref[i], c_ref[i], rows_ref[i] = rank, power, rows[i]
+    errors_ref[...] = jnp.zeros(errors_ref.shape, F32)
+    lax.fori_loop(0, dim // GROUP, partial(_factor, c_ref, f_ref), None)
+
+    def group(g: jax.Array, _: None) -> None:
+        at = pl.ds(pl.multiple_of(g * GROUP, GROUP), GROUP)
+        _targets(g * GROUP, at, f_ref, rows_ref, errors_ref, row_ref, target_ref, weight_ref)
+        errors: list[jax.Array] = []
+        for k in range(GROUP):
+            mine = slice(k * tiles, (k + 1) * tiles)
+            target = target_ref[mine, :]
+            for j in range(k):
+                first = (j * GROUP + k) * tiles
+                target = target + weight_ref[first : first + tiles, :] * errors[j]
+            codes, scale, zero = _fit_row(target, options)
+            errors.append(row_ref[mine, :] - (codes * scale + zero))
+            meta = _pair(scale, zero, options.meta_dtype)
+            target_ref[mine, :], turn_ref[mine, :] = codes, errors[k]
+            turn_meta_ref[mine, :] = jnp.broadcast_to(meta, (tiles, dim))
+        for i in range(tiles):
+            turned = pl.ds(i, GROUP, stride=tiles)
+            errors_ref[i, at, :], code_ref[i, at, :] = turn_ref[turned, :], target_ref[turned, :]
+            meta_ref[i, at, :] = turn_meta_ref[turned, :]
+
+    lax.fori_loop(0, dim // GROUP, group, None)
+    for i in range(tiles):
+        order = rank_ref[i] == _iota((dim, dim), 0).astype(F32)
+        codes = lax.dot_general(
+            order.astype(F32).astype(jnp.bfloat16), code_ref[i].astype(jnp.bfloat16),
+            (((0,), (0,)), ((), ())), preferred_element_type=F32,
+        )  # fmt: skip
+        codes_ref[i] = _pack(codes, options.bits)
+        affine_ref[i] = jnp.sum(jnp.where(order, meta_ref[i], 0), axis=0, keepdims=True)
+
+
+def _order(power: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Σ q qᵀ [D,D] to each channel's place by falling power once rotated, float32 [1,D], the
+    permutation [D,D] that puts channels there, and the damped C in that order."""
+    dim = power.shape[0]
+    matrix, eye = _hadamard(dim), _iota((dim, dim), 0) == _iota((dim, dim), 1)
+    power = _dot(_dot(matrix, power), matrix)
+    diagonal = jnp.where(eye, power, 0.0)
+    mean = jnp.sum(diagonal, axis=(0, 1), keepdims=True) / dim
+    power = power / jnp.maximum(mean, 1e-30) + jnp.where(eye, DAMPING, 0.0)
+    diagonal = jnp.where(eye, power, 0.0)
+    column, row = (jnp.sum(diagonal, axis=axis, keepdims=True) for axis in (1, 0))
+    ahead = (column > row) | ((column == row) & (_iota((dim, dim), 0) < _iota((dim, dim), 1)))
+    rank = jnp.sum(jnp.where(ahead, 1.0, 0.0), axis=0, keepdims=True)
+    order = jnp.where(rank == _iota((dim, dim), 0).astype(F32), 1.0, 0.0)
+    return rank, order, _dot(_dot(order, power), order, 1, 1)
+
+
+def _dot(left: jax.Array, right: jax.Array, axis: int = 1, other: int = 0) -> jax.Array:
+    return lax.dot_general(
+        left, right, (((axis,), (other,)), ((), ())), precision=lax.Precision.HIGHEST,
+        preferred_element_type=F32,
+    )  # fmt: skip
+
+
+def _factor(c_ref: Any, f_ref: Any, step: jax.Array, _: None) -> None:
+    """Eliminates the last `GROUP` channels still in C [n,D,D], and writes their weights: row i of
+    f holds F_ji for the channels j before i, zero for the others.
+
+    C without the channels after i is their Schur complement, and its row i over its C_ii is F's
+    column.
+    """
+    tiles, dim, _ = c_ref.shape
+    first = pl.multiple_of(dim - GROUP - step * GROUP, GROUP)
+    lane, row = _iota((1, GROUP, dim), 2), _iota((1, GROUP, dim), 1)
+    panel = c_ref[:, pl.ds(first, GROUP), :]
+    weights = jnp.zeros_like(panel)
+    for k in reversed(range(GROUP)):
+        column = jnp.sum(jnp.where(lane == first + k, panel, 0.0), axis=2, keepdims=True)
+        weight = panel[:, k : k + 1] / column[:, k : k + 1]
+        weight = jnp.where(lane[:, :1] < first + k, weight, 0.0)
+        weights = jnp.where(row == k, weight, weights)
+        panel = jnp.where(row < k, panel - column * weight, panel)
+    f_ref[:, pl.ds(first, GROUP), :] = weights
+    panel = jnp.where(lane < first, panel, 0.0)
+    update = [_dot(panel[i], weights[i], 0, 0) for i in range(tiles)]
+    for i in range(tiles):
+        c_ref[i] = c_ref[i] - update[i]
+
+
+def _targets(
+    first: jax.Array, at: Any, f_ref: Any, rows_ref: Any, errors_ref: Any, row_ref: Any,
+    target_ref: Any, weight_ref: Any,
+) -> None:  # fmt: skip
+    """Rows of a group of channels, their targets as far as earlier groups go, and their weights
+    on each other, turned so that row k·n + i is channel k of tile i."""
+    tiles, _, tokens = rows_ref.shape
+    weights, rows = f_ref[:, at, :], rows_ref[:, at, :]
+    lane = _iota((1, *weights.shape[1:]), 2)
+    push = [_dot(weights[i], errors_ref[i]) for i in range(tiles)]
+    columns = [
+        jnp.sum(jnp.where(lane == first + j, weights, 0.0), axis=2, keepdims=True)
+        for j in range(GROUP - 1)
+    ]
+    for i in range(tiles):
+        mine = pl.ds(i, GROUP, stride=tiles)
+        row_ref[mine, :], target_ref[mine, :] = rows[i], rows[i] + push[i]
+        for j in range(GROUP - 1):
+            mine = pl.ds(j * GROUP * tiles + i, GROUP, stride=tiles)
+            weight_ref[mine, :] = jnp.broadcast_to(columns[j][i], (GROUP, tokens))

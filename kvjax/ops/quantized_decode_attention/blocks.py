@@ -62,33 +62,3 @@ def tpu_blocks(batch: int, kv_heads: int, tiles: int, tile: int, bytes: int, cor
     run = max(1, 1024 // tile)
     splits = cores if (batch * kv_heads // heads) % cores else 1
     return Tpu(step, heads, run, min(splits, -(-tiles // step)), cores)
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """How the GPU kernel walks over a cache.
-
-    Attributes:
-      splits: parts of the context that are read apart, and merged at the end.
-      stages: tiles on their way from HBM, or being read, of one block of threads.
-    """
-
-    splits: int
-    stages: int = 3
-
-    def __post_init__(self) -> None:
-        if self.splits < 1:
-            raise ValueError(f"splits={self.splits} must be at least 1")
-        if not 2 <= self.stages <= 8:
-            raise ValueError(f"stages={self.stages} must be between 2 and 8")
-
-
-def gpu_blocks(batch: int, kv_heads: int, tiles: int, cores: int) -> Gpu:
-    """Enough parts for four blocks of threads a core, none under four tiles.
-
-    Args:
-      batch, kv_heads, tiles: B, K, N.
-      cores: streaming multiprocessors of the device.
-    """
-    wanted = -(-4 * cores // (batch * kv_heads))
-    return Gpu(max(1, min(wanted, tiles // 4)))

@@ -32,6 +32,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kvjax.ops.affine import Affine, Tile
+from kvjax.ops.gpu_blocks import Gpu
 from kvjax.ops.mosaic_gpu import (
     BY_QUERY,
     BY_ROW,
@@ -61,7 +62,6 @@ from kvjax.ops.mosaic_gpu import (
 )
 from kvjax.ops.packing import words
 from kvjax.ops.partials import DECODE, Partial, Scoring
-from kvjax.ops.quantized_decode_attention.blocks import Gpu
 
 ONES = 0x3C003C00  # two float16 ones
 SLACK = 4  # bits by which a field may lie below the top of the mantissa
@@ -434,19 +434,19 @@ def _unpack(codes: Array, ones: Array, half: int, bits: int, interpret: bool) ->
 
 
 def _affine(pair: Array, meta: str) -> tuple[Array, Array]:
-    return _upper(pair, meta), _upper(pair << 16, meta)
+    return _upper(pair, meta), _lower(pair, meta)
 
 
-def _upper(word: Array, meta: str) -> Array:
-    """The 16-bit number in a word's upper half, as float32."""
-    if meta == "bfloat16":
-        return lax.bitcast_convert_type(word & -0x10000, F32)
-    # A float16 under a float32's exponent, right for subnormals too; the cache holds no infinity.
-    magnitude = lax.shift_right_logical(word & 0x7FFF0000, jnp.int32(3))
-    return lax.bitcast_convert_type(word & -0x80000000 | magnitude, F32) * 2.0**112
+def _upper(pair: Array, meta: str) -> Array:
+    return _lower(lax.shift_right_logical(pair, jnp.int32(16)), meta)
+
+
+def _lower(pair: Array, meta: str) -> Array:
+    """The 16-bit number in a word's lower half, as float32."""
+    return lax.bitcast_convert_type(pair.astype(jnp.int16), jnp.dtype(meta)).astype(F32)
 
 
 def _factors(pair: Array, meta: str) -> Array:
     """Factors of M entries, or of every second one, whose pairs are laid out twice."""
     index = plgpu.broadcasted_iota(I32, pair.shape, 0, layout=BY_ROW)
-    return jnp.where(index < pair.shape[0] // 2, _upper(pair, meta), _upper(pair << 16, meta))
+    return jnp.where(index < pair.shape[0] // 2, _upper(pair, meta), _lower(pair, meta))
