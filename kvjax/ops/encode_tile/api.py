@@ -37,10 +37,7 @@ def kvarn_tile(
     check(x, role, options.bits, options.meta_dtype)
     if options.rotate:
         hadamard.check_dim(x.shape[-1])
-    refusals = {
-        "tpu": lambda: tpu.kvarn_refusal(x, options),
-        "gpu": lambda: gpu.refusal(),
-    }
+    refusals = {"tpu": lambda: tpu.kvarn_refusal(x, options), "gpu": gpu.refusal}
     if choose(NAME, implementation, refusals) == "tpu":
         return tpu.kvarn_tile(x, role, options)
     return reference.kvarn_tile(x, role, options)
@@ -66,7 +63,8 @@ def heed_tile(
 
     Returns:
       ``codes`` int32 [..., words(R), M] and ``affine`` int32 [..., R], as
-      `kvjax.ops.affine.Affine` reads them.
+      `kvjax.ops.affine.Affine` reads them. Where a code lies on the border of two, implementations
+      may take either, and the rows after it make good another error.
 
     Raises:
       ValueError: for another role, width, dtype or head dim, or an implementation that cannot take
@@ -74,7 +72,9 @@ def heed_tile(
     """
     check(x, role, options.bits, options.meta_dtype)
     hadamard.check_dim(x.shape[-1])
-    choose(NAME, implementation, {})
+    refusals = {"tpu": lambda: tpu.heed_refusal(x), "gpu": gpu.refusal}
+    if choose(NAME, implementation, refusals) == "tpu":
+        return tpu.heed_tile(x, role, options, query)
     return heed.heed_tile(x, role, options, query)
 
 

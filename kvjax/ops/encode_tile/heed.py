@@ -132,7 +132,9 @@ def values_in_turn(rows: jax.Array, options: Heed) -> Fitted:
 
     def one(total: jax.Array, at: tuple) -> tuple[jax.Array, Fitted]:
         row, share = at
-        code, affine = fit_row(row + share * total, options)
+        # A row without range, such as a zero token's, can be exact, and stays so.
+        ranged = row.max(axis=-1, keepdims=True) > row.min(axis=-1, keepdims=True)
+        code, affine = fit_row(row + jnp.where(ranged, share * total, 0), options)
         return total + (row - decoded(code, affine, options)), (code, affine)
 
     turned = jnp.moveaxis(rows, -2, 0)

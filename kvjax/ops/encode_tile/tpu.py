@@ -182,9 +182,8 @@ def _rounded(x: jax.Array, meta_dtype: str) -> jax.Array:
     if meta_dtype == "bfloat16":
         return lax.bitcast_convert_type(bits, F32)
     # Below 2^-14 float16 counts in steps of 2^-24, which are those of float32 from 0.5 on.
-    small = (jnp.abs(x) + 0.5) - 0.5
-    small = jnp.where(x < 0, -small, small)
-    return jnp.where(jnp.abs(x) < 2.0**-14, small, lax.bitcast_convert_type(bits, F32))
+    small = lax.bitcast_convert_type((jnp.abs(x) + 0.5) - 0.5, I32) | (bits & -(1 << 31))
+    return lax.bitcast_convert_type(jnp.where(jnp.abs(x) < 2.0**-14, small, bits), F32)
 
 
 # Heed. Rows are fitted in turn, and a row is hardly any work: the tiles of a grid step go hand in
@@ -345,11 +344,9 @@ def _keys_in_turn(
 ) -> None:  # fmt: skip
     # x [n,C,D], power [n,D,D]; codes [n,W,C], affine [n,1,D] int32
     tiles, tokens, dim = x_ref.shape
-    # All tiles' values before the first store: stores would keep the tiles one after another.
-    found = [_order(power_ref[i]) for i in range(tiles)]
-    rows = [_dot(found[i][1], _rows(x_ref[i], role, True)) for i in range(tiles)]
-    for i, (rank, _, power) in enumerate(found):
-        rank_ref[i], c_ref[i], rows_ref[i] = rank, power, rows[i]
+    for i in range(tiles):
+        rank, order, c_ref[i] = _order(power_ref[i])
+        rank_ref[i], rows_ref[i] = rank, _dot(order, _rows(x_ref[i], role, True))
     errors_ref[...] = jnp.zeros(errors_ref.shape, F32)
     lax.fori_loop(0, dim // GROUP, partial(_factor, c_ref, f_ref), None)
 
