@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -44,6 +45,17 @@ PAIRS = TILED(
     lane_dims=(-2, plgpu.Replicated(4)),
     vector_dim=-1,
 )
+
+
+def device_refusal() -> str:
+    """Why the device at hand cannot run the kernels; "" if it can, or if it is no GPU (ahead of
+    time, and under the interpreter)."""
+    if jax.default_backend() != "gpu":
+        return ""
+    capability = jax.devices()[0].compute_capability
+    if capability == "9.0":
+        return ""
+    return f"warpgroup products need compute capability 9.0 (Hopper), not {capability}"
 
 
 def load(ref: Any, layout: Any) -> Array:

@@ -1,4 +1,4 @@
-"""The kernel for GPUs (Mosaic GPU; Hopper and newer).
+"""The kernel for GPUs (Mosaic GPU, Hopper).
 
 As in the kernel for packed tiles, tokens (of keys) and channels (of values) are the 64 rows of a
 warpgroup product and the few queries of a KV head its 8 to 32 columns; all operands are read from
@@ -28,6 +28,7 @@ from kvjax.ops.mosaic_gpu import (
     ROWS,
     WG,
     columns_of,
+    device_refusal,
     fold,
     full,
     load,
@@ -54,7 +55,7 @@ def refusal(query: Array, key: Array, value: Array) -> str:
         return f"keys and values must have the same dim, one of {tuple(TILES)}, not {key.shape[-1]}"
     if key.shape[2] >= TILES[key.shape[-1]] and key.shape[2] % 8:
         return f"entries must come in eights, not {key.shape[2]}"
-    return ""
+    return device_refusal()
 
 
 def attention(

@@ -1,4 +1,4 @@
-"""The kernel for GPUs (Mosaic GPU; Hopper and newer): packed codes go from HBM to registers, and
+"""The kernel for GPUs (Mosaic GPU, Hopper): packed codes go from HBM to registers, and
 never to memory again.
 
 Everything is transposed: tokens (of keys) and channels (of values) are the 64 rows of a warpgroup
@@ -47,6 +47,7 @@ from kvjax.ops.mosaic_gpu import (
     WG,
     WORDS,
     columns_of,
+    device_refusal,
     every_second,
     fold,
     full,
@@ -87,7 +88,7 @@ def refusal(query: Array, value: Tile, format: Affine) -> str:
         bits = format.bits(role)
         if bits == 3 or words(format.shape(role, dim)[0], bits) % 4:
             return f"codes of {bits} bits at dim {dim} do not fill its registers"
-    return ""
+    return device_refusal()
 
 
 def attention(
