@@ -72,6 +72,48 @@ SLOW_CASES = [
     for role in ("key", "value")
     for tokens, dim, dtype, bits in SLOW_SHAPES
 ]
+
+
+@pytest.mark.parametrize(
+    ("role", "tokens", "dim", "dtype", "options"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
+)
+def test_tpu_kernel_equals_the_reference(role, tokens, dim, dtype, options):
+    x = tiles((1, 3), tokens, dim, dtype)
+    got = tpu.kvarn_tile(x, role, options, interpret=True)
+    agree(got, defined(x, role, options), x, role, options.bits, options.meta_dtype, True)
+
+
+@pytest.mark.parametrize("role", ["key", pytest.param("value", marks=pytest.mark.slow)])
+def test_tpu_kernel_reads_and_writes_in_bounds(role):
+    """Under the interpreter that finds races, reads out of bounds and uninitialised memory."""
+    x, options = tiles((3,), 32, 32), Kvarn(2, iterations=1)
+    got = tpu.kvarn_tile(x, role, options, Blocks(1), interpret=STRICT)
+    agree(got, defined(x, role, options), x, role, 2, "float16", True)
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def fitted(x, role, options, query):
+    return heed.heed_tile(x, role, options, query)
+
+
+def queries(lead, count, dim, dtype=np.float32, seed=1):
+    rng = np.random.default_rng([seed, count, dim])
+    q = rng.normal(size=(*lead, count, dim)) * np.exp(rng.normal(size=(*lead, 1, dim)))
+    q.reshape(-1, count, dim)[-1] = 0  # no query at all: channels do not heed each other
+    return jnp.asarray(q, dtype)
+
+
+def power_of_error(decoded, x, weight):
+    """eᵀ W e summed over tokens, per tile."""
+    error = np.asarray(decoded) - np.asarray(reference.hadamard.rotate(x))
+    return np.einsum("...cd,...de,...ce->...", error, weight, error)
+
+
+def agree_in_turn(got, wanted, x, role, options, query):
+    """Most tiles equal throughout. Where one code falls on the other side of a tie, all rows after
+    it have other targets, and what is the same is the size of the error that counts."""
+    tokens, dim = x.shape[-2:]
     format = Affine(tokens, options.bits, options.bits, False, options.meta_dtype)
     count = x.size // (tokens * dim)
     same = np.stack([np.asarray(got[n] == wanted[n]).reshape(count, -1).all(-1) for n in wanted])
