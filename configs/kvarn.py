@@ -20,7 +20,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from experiments.args import parse_arg
-from kvjax.encode import ENCODERS
 
 NEEDLE_TEXTS = ("wikipedia/Albedo", "wikipedia/Abraham Lincoln")
 COMPARED = ("kvarn-k2v2", "kivi-2", "turboquant-2", "hadamard_rtn-2", "heed-2")
@@ -48,11 +47,9 @@ def get_config(arg: str = "") -> ConfigDict:
     config.cache = ConfigDict({"sink": 128, "tile": 128, "dtype": "model"})
     config.grid = ConfigDict(_grid())
     config.rows = ()  # names of the grid rows to run; none: all, or those of the part below
-    config.paired_rows = tuple(name for name in COMPARED if name in config.grid)
+    config.paired_rows = COMPARED
     config.regimes = ("decode", "static")
-    config.retrieval_rows = tuple(
-        name for name in ("exact", *COMPARED, "kvarn-k3v3", "heed-3") if name in config.grid
-    )
+    config.retrieval_rows = ("exact", *COMPARED, "kvarn-k3v3", "heed-3")
     # The prompts are as long as leaves the exact cache right more often than not.
     config.tasks = ConfigDict(
         {
@@ -88,6 +85,8 @@ def _grid() -> dict[str, dict[str, Any]]:
     add("kivi-2", "kivi", 2)
     add("turboquant-2", "turboquant", 2)
     add("hadamard_rtn-2", "hadamard_rtn", 2)
+    for bits in (2, 3, 4):
+        add(f"heed-{bits}", "heed", bits)
     add("kvarn-k3v3", "kvarn", 3)
     add("kvarn-k4v4", "kvarn", 4)
     add("kvarn-k4v2", "kvarn", 4, 2)
@@ -96,6 +95,7 @@ def _grid() -> dict[str, dict[str, Any]]:
         add(f"hadamard_rtn-{bits}", "hadamard_rtn", bits)
     add("kivi-4", "kivi", 4)
     add("oscar-2", "oscar", 2)
+    add("kitty-2", "kitty", 2)
     add("rtn-2", "rtn", 2)
     for name in ("kvarn-k2v2", "kivi-2"):
         for which in ("worst", "rest"):
@@ -116,11 +116,8 @@ def _grid() -> dict[str, dict[str, Any]]:
     add("fp8-e4m3", "fp8", format="e4m3")
     add("fp8-e5m2", "fp8", format="e5m2")
     add("int8", "int8")
-    if "heed" in ENCODERS:
-        for bits in (2, 3, 4):
-            add(f"heed-{bits}", "heed", bits)
-        add("heed-2-no-feedback", "heed", 2, feedback=False)
-        add("heed-2-no-coupling", "heed", 2, coupling=0.0)
-        add("heed-2-no-horizon", "heed", 2, horizon=0)
-        add("heed-2-fit-alone", "heed", 2, feedback=False, coupling=0.0)
+    add("heed-2-no-feedback", "heed", 2, feedback=False)
+    add("heed-2-no-coupling", "heed", 2, coupling=0.0)
+    add("heed-2-no-horizon", "heed", 2, horizon=0)
+    add("heed-2-fit-alone", "heed", 2, feedback=False, coupling=0.0)
     return rows

@@ -52,7 +52,9 @@ _METHODS: dict[str, dict[str, Any]] = {
         "encode": {"name": "turboquant_nc", "key_bits": 3, "value_bits": 3},
         "exact_ends": 2,  # as vLLM ships it; so its 3.25 bits come to 4.6 over all layers
     },
+    "kitty": {"encode": {"name": "kitty", **_TWO}},
     "kvarn": {"encode": {"name": "kvarn", **_TWO, "scale_bits": 8}},
+    "heed": {"encode": {"name": "heed", **_TWO}},
 }
 
 

@@ -13,7 +13,7 @@ notes = (
     "answer, all metadata, sinks and exact tokens included. Finished: answers that ended before "
     "the limit. HumanEval's programs are kept and not run, so it has no score here."
 )
-ORDER = ("fp16", "turboquant", "kivi", "quarot", "kvarn")
+ORDER = ("fp16", "turboquant", "kivi", "quarot", "kitty", "kvarn", "heed")
 
 
 def scale(result: dict[str, Any]) -> str:

@@ -197,7 +197,7 @@ def test_an_answer_ends_before_its_stop(tiny, monkeypatch):
      ({"models.phi4.top_p": 0.0}, r"config\.models\.phi4: top_p is 0"),
      ({"models.phi4.benchmarks": ("gsm9k",)}, r"models\.phi4\.benchmarks: no 'gsm9k'"),
      ({"benchmarks.math500.max_new": 0}, r"config\.benchmarks\.math500\.max_new=0"),
-     ({"only.methods": ("kitty",)}, r"config\.only\.methods: no 'kitty'; choose fp16")],
+     ({"only.methods": ("polarquant",)}, r"config\.only\.methods: no 'polarquant'; choose fp16")],
 )  # fmt: skip
 def test_impossible_configs(change, message):
     with pytest.raises(ValueError, match=message):
