@@ -36,14 +36,14 @@ def packed_blocks(batch: int, kv_heads: int, tiles: int, cores: int) -> Gpu:
 
 
 def dense_blocks(batch: int, kv_heads: int, size: int, cores: int) -> Gpu:
-    """For exact entries: parts for one block of threads a core (as many as its shared memory
+    """For exact entries: parts for three blocks of threads a core (as many as its shared memory
     holds), none under 512 entries.
 
     Args:
       batch, kv_heads, size: B, K, S.
       cores: streaming multiprocessors of the device.
     """
-    return Gpu(_splits(cores, batch * kv_heads, size // 512), 3)
+    return Gpu(_splits(3 * cores, batch * kv_heads, size // 512), 2)
 
 
 def _splits(wanted: int, rows: int, most: int) -> int:

@@ -41,7 +41,7 @@ from kvjax.ops.mosaic_gpu import (
 )
 from kvjax.ops.partials import DECODE, Partial, Scoring
 
-TILES = {64: 128, 128: 128, 256: 64}  # head dim -> tokens that one step reads
+TILES = {64: 128, 128: 64, 256: 64}  # head dim -> tokens that one step reads
 STRIPE = 64  # numbers of 16 bits of a row of shared memory
 
 
