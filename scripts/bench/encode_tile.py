@@ -4,10 +4,11 @@
         [--out results/aot/encode_tile.json]
 
 Once in 128 tokens every layer encodes one tile of keys and one of values. This compiles those
-kernels for one layer of Qwen3-4B's shape (batch 1, 8 KV heads of dim 128, 2 bits), takes the time
-that PATH estimates from the compiler's final schedule, times 36 layers, and divides it by the time
-of 128 decoding steps at a context of 32,768. For a step it takes what HBM needs at least, for the
-weights in bfloat16 and the encoded cache: a real step is longer, so the share is an upper bound.
+kernels for one layer of Qwen3-4B's shape (batch 1, 8 KV heads of dim 128, 2 bits), for Heed with
+what XLA does to the queries before, takes the time that PATH estimates from the compiler's final
+schedule, times 36 layers, and divides it by the time of 128 decoding steps at a context of 32,768.
+For a step it takes what HBM needs at least, for the weights in bfloat16 and the encoded cache: a
+real step is longer, so the share is an upper bound.
 
 PATH is a Python file with `measure(spec, target) -> dict`, which compiles what `module:function`
 returns, (callable, shapes), for a target and gives `us_sim`, microseconds with the stalls of the
@@ -23,9 +24,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kvjax import encode
+from kvjax.cache.attend import rope
 from kvjax.ops.encode_tile import tpu
+from kvjax.ops.encode_tile.heed import Heed
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCABULARY = 36, 2560, 9728, 32, 8, 128, 151936
 TILE, CONTEXT = 128, 32768
@@ -34,6 +38,7 @@ HBM = {"v5e": 819, "v6e": 1640, "v5p": 2765, "tpu7x": 3690}
 Factory = tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]
 
 TILES = jax.ShapeDtypeStruct((1, KV_HEADS, TILE, DIM), jnp.bfloat16)
+QUERIES = jax.ShapeDtypeStruct((1, HEADS, TILE, DIM), jnp.bfloat16)
 
 
 def kvarn_key() -> Factory:
@@ -44,7 +49,27 @@ def kvarn_value() -> Factory:
     return lambda x: tpu.kvarn_tile(x, "value", encode.kvarn().options("value")), [TILES]
 
 
-ENCODERS = {"kvarn": (encode.kvarn(), (kvarn_key, kvarn_value))}
+def heed_key() -> Factory:
+    """With the queries turned to later positions and their mean of q qᵀ, both XLA's."""
+    frequencies = 1e6 ** (-np.arange(0, DIM, 2) / DIM)
+    angles = np.outer(encode.heed().query_offsets, frequencies).astype(np.float32)
+
+    def one(x: jax.Array, query: jax.Array) -> Any:
+        query = query.reshape(1, KV_HEADS, -1, DIM)
+        turned = [rope(query, jnp.cos(a[None, None]), jnp.sin(a[None, None])) for a in angles]
+        return tpu.heed_tile(x, "key", Heed(2), jnp.concatenate(turned, axis=2))
+
+    return one, [TILES, QUERIES]
+
+
+def heed_value() -> Factory:
+    return lambda x: tpu.heed_tile(x, "value", Heed(2), None), [TILES]
+
+
+ENCODERS = {
+    "kvarn": (encode.kvarn(), (kvarn_key, kvarn_value)),
+    "heed": (encode.heed(), (heed_key, heed_value)),
+}
 
 
 def weight_bytes() -> int:
