@@ -26,24 +26,24 @@ class Gpu:
 
 def packed_blocks(batch: int, kv_heads: int, tiles: int, cores: int) -> Gpu:
     """For packed tiles: parts for three blocks of threads a core (as many as its registers hold),
-    none under four tiles.
+    none under two tiles.
 
     Args:
       batch, kv_heads, tiles: B, K, N.
       cores: streaming multiprocessors of the device.
     """
-    return Gpu(_splits(3 * cores, batch * kv_heads, tiles // 4), 3)
+    return Gpu(_splits(3 * cores, batch * kv_heads, tiles // 2), 3)
 
 
 def dense_blocks(batch: int, kv_heads: int, size: int, cores: int) -> Gpu:
     """For exact entries: parts for three blocks of threads a core (as many as its shared memory
-    holds), none under 512 entries.
+    holds), none under 256 entries.
 
     Args:
       batch, kv_heads, size: B, K, S.
       cores: streaming multiprocessors of the device.
     """
-    return Gpu(_splits(3 * cores, batch * kv_heads, size // 512), 2)
+    return Gpu(_splits(3 * cores, batch * kv_heads, size // 256), 2)
 
 
 def _splits(wanted: int, rows: int, most: int) -> int:

@@ -123,18 +123,24 @@ def halves(blocks: Sequence[Array], interpret: bool) -> Array:
     return cast(*blocks)
 
 
-def product(pairs: Sequence[tuple[Array, Any]], rows: int, columns: int, interpret: bool) -> Array:
-    """Σ a @ b over (a in registers [rows,k], b transposed in shared memory [columns,k])."""
+def products(
+    sums: Sequence[Sequence[tuple[Array, Any]]], rows: int, columns: int, interpret: bool
+) -> list[Array]:
+    """For each sum Σ a @ b over (a in registers [rows,k], b transposed in shared memory
+    [columns,k]); all of them are on their way before the first is waited for."""
     if interpret:
-        products = [jnp.dot(a, b[...].T, preferred_element_type=F32) for a, b in pairs]
-        return jnp.stack(products).sum(axis=0)
+        return [
+            jnp.stack([jnp.dot(a, b[...].T, preferred_element_type=F32) for a, b in pairs]).sum(0)
+            for pairs in sums
+        ]
 
-    def body(acc: Any) -> Array:
-        for a, b in pairs:
-            plgpu.wgmma(acc, a, b.transpose((1, 0)))
-        return acc[...]
+    def body(*accumulators: Any) -> list[Array]:
+        for acc, pairs in zip(accumulators, sums, strict=True):
+            for a, b in pairs:
+                plgpu.wgmma(acc, a, b.transpose((1, 0)))
+        return [acc[...] for acc in accumulators]
 
-    return pl.run_scoped(body, plgpu.ACC((rows, columns), F32))
+    return pl.run_scoped(body, *[plgpu.ACC((rows, columns), F32)] * len(sums))
 
 
 def fold(query: Array, heads: int) -> tuple[Array, int]:

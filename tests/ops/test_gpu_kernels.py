@@ -252,7 +252,7 @@ def test_what_the_kernels_refuse():
 def test_blocks_fill_the_chip_and_are_checked():
     assert packed_blocks(1, 8, 1024, 132) == Gpu(49, 3)
     assert packed_blocks(64, 8, 1024, 132).splits == 1
-    assert packed_blocks(1, 8, 8, 132).splits == 2
+    assert packed_blocks(1, 8, 8, 132).splits == 4
     assert dense_blocks(1, 8, 131072, 132) == Gpu(49, 2)
     with pytest.raises(ValueError, match="splits=0"):
         Gpu(0, 2)

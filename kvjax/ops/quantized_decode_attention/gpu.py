@@ -53,7 +53,7 @@ from kvjax.ops.mosaic_gpu import (
     full,
     halves,
     load,
-    product,
+    products,
     soften,
     spread,
     tiled,
@@ -316,11 +316,7 @@ def _tile(
     interpret, shape = bool(walk.interpret), (ROWS, columns)
     row = 2 * plgpu.broadcasted_iota(I32, shape, 0, layout=WG)
     seen = [row + parity < left for parity in range(2)]
-    constant = load(shared["constant"], BY_QUERY)
-    scores = [
-        _scores(walk, now, shared["scaled"], constant, seen[h], ones, h) for h in range(2)
-    ]
-
+    scores = _scores(walk, now, shared, seen, ones)
     top, keep, weights = soften(state.top, scores)
     pairs = load(now["value_affine"], PAIRS)
     total, shift = state.total * spread(keep, shape, 1), full(shape, 0.0)
@@ -339,14 +335,12 @@ def _tile(
     plgpu.commit_smem()
 
     codes = _words(now["value_codes"], None, interpret)
-    new = product(
-        [
-            (_unpack(codes, ones, half, fmt.value_bits, interpret),
-             shared["weights"].at[:, half * ROWS : (half + 1) * ROWS])
-            for half in range(2)
-        ],
-        walk.dim, columns, interpret,
-    )  # fmt: skip
+    weighted = [
+        (_unpack(codes, ones, half, fmt.value_bits, interpret),
+         shared["weights"].at[:, half * ROWS : (half + 1) * ROWS])
+        for half in range(2)
+    ]  # fmt: skip
+    (new,) = products([weighted], walk.dim, columns, interpret)
     out = state.out * spread(keep, state.out.shape, 1)
     if not fmt.column:
         return _State(top, total, state.shift * spread(keep, shape, 1) + shift, out + new)
@@ -356,32 +350,33 @@ def _tile(
 
 
 def _scores(
-    walk: _Walk, now: Mapping[str, Any], query: Any, constant: Array, seen: Array, ones: Array,
-    parity: int,
-) -> Array:  # fmt: skip
-    """[64,columns] in base 2, of the even or the odd tokens; −inf where not `seen`."""
-    fmt, interpret, half = walk.format, bool(walk.interpret), walk.dim // 2
-    codes = _words(now["key_codes"], parity, interpret)
-    scores = product(
-        [
-            (_unpack(codes, ones, h, fmt.key_bits, interpret),
-             query.at[:, h * half : (h + 1) * half])
-            for h in range(2)
-        ],
+    walk: _Walk, now: Mapping[str, Any], shared: Mapping[str, Any], seen: list[Array], ones: Array
+) -> list[Array]:
+    """[64,columns] in base 2 of the even tokens, and of the odd ones; −inf where not `seen`."""
+    bits, interpret, half = walk.format.key_bits, bool(walk.interpret), walk.dim // 2
+    codes = [_words(now["key_codes"], parity, interpret) for parity in range(2)]
+    query = [shared["scaled"].at[:, h * half : (h + 1) * half] for h in range(2)]
+    sums = products(
+        [[(_unpack(x, ones, h, bits, interpret), query[h]) for h in range(2)] for x in codes],
         ROWS, walk.columns, interpret,
     )  # fmt: skip
-    scores = scores + spread(constant, scores.shape, 1)
-    if fmt.column:
+    constant = spread(load(shared["constant"], BY_QUERY), (ROWS, walk.columns), 1)
+    scores = [_score(walk, now, x + constant, parity) for parity, x in enumerate(sums)]
+    return [jnp.where(s, x, -jnp.inf) for s, x in zip(seen, scores, strict=True)]
+
+
+def _score(walk: _Walk, now: Mapping[str, Any], scores: Array, parity: int) -> Array:
+    """From q·(code·a + z) to what enters the softmax."""
+    interpret = bool(walk.interpret)
+    if walk.format.column:
         pair = every_second(load(now["key_column"], PAIRS), parity, PAIRS, BY_ROW, interpret)
-        scores = scores * spread(_factors(pair, fmt.meta_dtype), scores.shape, 0)
+        scores = scores * spread(_factors(pair, walk.format.meta_dtype), scores.shape, 0)
     if walk.scoring.softcap is not None:
         scores = jnp.tanh(scores) * (walk.scoring.softcap * LOG2E)
     if walk.rows == 1:
         bias = every_second(load(now["bias"], PAIRS), parity, PAIRS, BY_ROW, interpret)
-        scores = scores + spread(bias, scores.shape, 0)
-    elif walk.rows:
-        scores = scores + load(now["bias"].at[parity], WG)
-    return jnp.where(seen, scores, -jnp.inf)
+        return scores + spread(bias, scores.shape, 0)
+    return scores + load(now["bias"].at[parity], WG) if walk.rows else scores
 
 
 def _words(ref: Any, parity: int | None, interpret: bool) -> Array:
