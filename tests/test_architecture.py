@@ -22,6 +22,7 @@ LAYERS["cache"] = {"select", "encode", "place", "ops"}
 for content in ("models", "soft", "memory"):
     LAYERS[content] = {"cache"} | LAYERS["cache"]
 LAYERS["io"] = {"models"}
+LAYERS["soft"] |= {"models", "io"}  # an encoder is a stack of the decoder's own layers
 for top in ("train", "data"):
     LAYERS[top] = {"models", "soft", "memory", "io"} | LAYERS["models"]
 

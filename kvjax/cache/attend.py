@@ -65,25 +65,39 @@ def after(first: Array, second: Array) -> Array:
 
 
 def own_partial(
-    spec: LayerSpec, query: Array, chunk: Chunk, visible: Visible, checkpoint: bool = False
+    spec: LayerSpec,
+    query: Array,
+    chunk: Chunk,
+    visible: Visible,
+    checkpoint: bool = False,
+    segments: Array | None = None,
 ) -> Partial:
-    """The chunk over itself, exact. The only partial of a model without a cache."""
+    """The chunk over itself, exact. The only partial of a model without a cache.
+
+    `segments` [B,T] int32: a token reads only tokens of its own segment (packed documents).
+    """
     tokens = query.shape[1]
     width = min(tokens, BLOCK)
 
-    def load(i: Array | int) -> Block:
+    def load(part: slice, i: Array | int) -> Block:
         index, fresh = block_slots(i, width, tokens)
-        position = chunk.start[:, None] + index
-        return _block(spec, chunk.entries, index, position, (index < chunk.length[:, None]) & fresh)
+        valid = (index < chunk.length[:, None]) & fresh
+        block = _block(spec, chunk.entries, index, chunk.start[:, None] + index, valid)
+        if segments is None:
+            return block
+        here = lax.dynamic_slice_in_dim(segments, index[0], width, 1)
+        same = segments[:, part, None] == here[:, None, :]
+        return block._replace(bias=jnp.where(same, 0.0, -jnp.inf))
 
     # A run of queries reads only the blocks up to its own end: nearly half of them.
     run = max(width, -(-tokens // QUERY_RUNS))
     parts = []
     for at in range(0, tokens, run):
         part = slice(at, min(at + run, tokens))
-        blocks = -(-part.stop // width)
+        blocks = -(-(part.stop if visible.causal else tokens) // width)
         rows = query[:, part], chunk.positions[:, part]
-        parts.append(read(*rows, load, blocks, spec.scoring, visible, checkpoint))
+        own = functools.partial(load, part)
+        parts.append(read(*rows, own, blocks, spec.scoring, visible, checkpoint))
     return Partial(*(_join(x, 1) for x in zip(*parts, strict=True)))
 
 

@@ -81,7 +81,7 @@ def prefill(
 
     Args:
       model: the decoder.
-      tokens: [B,T] int, the prompts.
+      tokens: [B,T] int, the prompts; or inputs [B,T,E] (see `kvjax.step`).
       cache: the cache to append to; it is not changed, unless donated.
       mask: [B,T] bool, True at real tokens, padding on either side; None: all real.
       chunk: tokens per chunk.
@@ -92,7 +92,7 @@ def prefill(
     """
     tokens, mask = checked_tokens(model.config, tokens, mask)
     prompts, count = _left_aligned(tokens, mask)
-    batch, width = prompts.shape
+    batch, width = prompts.shape[:2]
     last = jnp.zeros((batch, 1, model.config.hidden_size), jnp.dtype(model.dtype))
     for at in range(0, width, chunk):
         piece = prompts[:, at : at + chunk]
@@ -105,14 +105,17 @@ def prefill(
     return unembed(model, model.norm(last))[:, 0], cache
 
 
-def _left_aligned(tokens: Array, mask: Array | None) -> tuple[np.ndarray, np.ndarray]:
-    host = np.asarray(tokens)
+def _left_aligned(tokens: Array, mask: Array | None) -> tuple[Any, np.ndarray]:
+    inputs = tokens.ndim == 3
+    host = tokens if inputs else np.asarray(tokens)  # inputs stay on the device
     if mask is None:
         return host, np.full(host.shape[0], host.shape[1])
     real = np.asarray(mask)
-    order = np.argsort(~real, axis=1, kind="stable")
-    count = real.sum(1)
-    return np.take_along_axis(host, order, 1)[:, : max(int(count.max()), 1)], count
+    order, count = np.argsort(~real, axis=1, kind="stable"), real.sum(1)
+    width = max(int(count.max()), 1)
+    if inputs:
+        return jnp.take_along_axis(host, order[..., None], 1)[:, :width], count
+    return np.take_along_axis(host, order, 1)[:, :width], count
 
 
 @jax.jit
@@ -194,7 +197,7 @@ def generate(
 
     Args:
       model: the decoder.
-      tokens: [B,T] int, the prompts.
+      tokens: [B,T] int, the prompts; or inputs [B,T,E] (see `kvjax.step`).
       transform: from `kvjax.cache`; None: the exact cache.
       max_new_tokens: the most tokens to add to a row.
       mask: [B,T] bool, True at real tokens, padding on either side; None: all real.
@@ -217,7 +220,7 @@ def generate(
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is {max_new_tokens}; use 1 or more")
     tokens, mask = checked_tokens(model.config, tokens, mask)
-    batch, width = tokens.shape
+    batch, width = tokens.shape[:2]
     prompt = np.full(batch, width) if mask is None else np.asarray(mask).sum(1)
     own = cache is None
     if cache is None:
