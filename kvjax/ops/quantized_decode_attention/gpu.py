@@ -1,5 +1,5 @@
-"""The kernel for GPUs (Mosaic GPU, Hopper): packed codes go from HBM to registers, and
-never to memory again.
+"""The kernel for GPUs (Mosaic GPU, Hopper): codes go packed from HBM to registers, and unpacked to
+no memory.
 
 Everything is transposed: tokens (of keys) and channels (of values) are the 64 rows of a warpgroup
 product, read from registers, and the few queries of a KV head are its 8 to 32 columns. So codes
@@ -15,8 +15,8 @@ rows first to match. With x = code·a + z,
     q·k_t = Σ_d q″_d·(1 + code_dt/2^(10−f)) + Σ_d (q_d·z_d − q″_d),    q″_d = 2^(10−f)·a_d·q_d
 
 and likewise for values. q″ and p″ are rounded to float16 before they enter either sum, so that
-their errors do not grow by the 1. |q″| must stay below 65504: |q|/√D times the range of a channel
-of keys below some 2800.
+their errors do not grow by the 1. Beyond 65504 the output is NaN: |q_d|/√D times the range of
+that channel of keys must stay below 1400, and a token's range of values below 2000.
 """
 
 from __future__ import annotations
