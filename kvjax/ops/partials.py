@@ -123,7 +123,7 @@ def _update(
 ) -> _State:
     scores = scoring(_scores(query, block.key))
     b, k, q, s = scores.shape
-    tokens = mask.shape[1]
+    tokens = mask.shape[1] if block.bias is None else max(mask.shape[1], block.bias.shape[1])
     scores = scores.reshape(b, k, q // tokens, tokens, s)
     if block.bias is not None:
         scores = scores + block.bias[:, None, None]

@@ -6,9 +6,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from kvjax.ops.affine import Affine, Tile
-from kvjax.ops.dispatch import choose
+from kvjax.ops.dispatch import choose, gpu_cores
+from kvjax.ops.gpu_blocks import packed_blocks
 from kvjax.ops.partials import Partial, Scoring
-from kvjax.ops.quantized_decode_attention import reference
+from kvjax.ops.quantized_decode_attention import gpu, reference, tpu
+from kvjax.ops.quantized_decode_attention.blocks import LANES, Tpu, tpu_blocks, tpu_cores
 
 NAME = "quantized_decode_attention"
 
@@ -53,9 +55,13 @@ def quantized_decode_attention(
     Raises:
       ValueError: for an implementation that cannot take these arguments, with the reason.
     """
-    dim_k, dim_v = query.shape[-1], value["codes"].shape[-1]
-    chosen = choose(NAME, implementation, {})
+    refusals = {
+        "tpu": lambda: tpu.refusal(query, value, format),
+        "gpu": lambda: gpu.refusal(query, value, format),
+    }
+    chosen = choose(NAME, implementation, refusals)
     if chosen == "reference":
+        dim_k, dim_v = query.shape[-1], value["codes"].shape[-1]
 
         def decode(cut: tuple[Tile, Tile]) -> tuple[Array, Array]:
             return format.decode(cut[0], "key", dim_k), format.decode(cut[1], "value", dim_v)
@@ -64,7 +70,25 @@ def quantized_decode_attention(
             query, positions, (key, value), made, decode, tile=format.tile, scoring=scoring,
             first=first, window=window, bias=bias, by_channel=True,
         )  # fmt: skip
-    raise AssertionError(chosen)
+    tiles = key["codes"].shape[2]
+    if window is not None:
+        hidden = window_bias(positions, made, tiles, format.tile, first, window)
+        bias = hidden if bias is None else bias + hidden
+    length = jnp.minimum(made, tiles) * format.tile
+    arguments = (query, key, value, length, bias)
+    if chosen == "gpu":
+        walk = packed_blocks(query.shape[0], key["codes"].shape[1], tiles, gpu_cores())
+        return gpu.attention(*arguments, format=format, scoring=scoring, blocks=walk)
+    blocks = _tpu_blocks(query, key, format)
+    return tpu.attention(*arguments, format=format, scoring=scoring, blocks=blocks)
+
+
+def _tpu_blocks(query: Array, key: Tile, format: Affine) -> Tpu:
+    batch, tokens, heads, dim = query.shape
+    kv_heads, tiles = key["codes"].shape[1:3]
+    tile_bytes = format.tile_bytes("key", dim) + format.tile_bytes("value", dim)
+    row_bytes = 4 * tokens * heads // kv_heads * (dim + LANES)
+    return tpu_blocks(batch, kv_heads, tiles, format.tile, tile_bytes, row_bytes, tpu_cores())
 
 
 def window_bias(
