@@ -7,7 +7,7 @@ in the file. Linear kernels are stored [in, out] (Hugging Face stores [out, in])
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,30 @@ from kvjax.cache.spec import LayerSpec, heads_spec
 from kvjax.models.config import DecoderConfig, LayerConfig
 
 Tensors = Mapping[str, Any]  # NumPy arrays, memory-mapped ones, or JAX arrays
+Added = Mapping[str, Array]  # "q", "k", "v", "o" -> what is added to that projection, [B,T,out]
+NOTHING: Added = {}
+
+
+class Beside(Protocol):
+    """A module beside a layer's attention, with a state of its own (delta-mem, say).
+
+    A block holds it as `beside`, an `nnx.Module`; None, and nothing of it is in any program.
+    """
+
+    def init(self, batch: int) -> Any:
+        """The state of `batch` rows before their first token, a pytree."""
+
+    def frozen(self, state: Any) -> Any:
+        """The state as one that a chunk reads and does not change."""
+
+    def __call__(
+        self, hidden: Array, length: Array, state: Any, messages: Array | None
+    ) -> tuple[Added, Any]:
+        """What a chunk adds to the layer's projections, and the state after the chunk.
+
+        hidden [B,T,E] is the attention's input; length [B] int32, the real tokens of each row;
+        messages [B,T] int32, the message of each token (−1: none), or None where nobody said.
+        """
 
 
 class Linear(nnx.Module):
@@ -82,12 +106,19 @@ class Attention(nnx.Module):
             return None
         return jnp.asarray(self.rope.inverse_frequencies(self.config.head_dim)[0])
 
-    def chunk(self, hidden: Array, start: Array, length: Array) -> Chunk:
+    def chunk(
+        self, hidden: Array, start: Array, length: Array, added: Added = NOTHING
+    ) -> Chunk:
         """What T new tokens bring: hidden [B,T,E]; start, length [B] int32."""
         c, (batch, tokens, _) = self.config, hidden.shape
-        query = self.q_proj(hidden).reshape(batch, tokens, c.num_heads, c.head_dim)
-        key = self.k_proj(hidden).reshape(batch, tokens, c.num_kv_heads, c.head_dim)
-        value = self.v_proj(hidden).reshape(batch, tokens, c.num_kv_heads, c.head_dim)
+        query, key, value = (
+            _plus(project(hidden), added, name).reshape(batch, tokens, heads, c.head_dim)
+            for name, project, heads in (
+                ("q", self.q_proj, c.num_heads),
+                ("k", self.k_proj, c.num_kv_heads),
+                ("v", self.v_proj, c.num_kv_heads),
+            )
+        )
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         turned_query, turned_key = query, key
@@ -101,9 +132,13 @@ class Attention(nnx.Module):
         entries = {"k": turned_key.swapaxes(1, 2), "v": value.swapaxes(1, 2)}
         return Chunk(entries, start, length, turned_query, key, hidden, frequencies)
 
-    def project(self, out: Array, dtype: jnp.dtype) -> Array:
+    def project(self, out: Array, dtype: jnp.dtype, added: Added = NOTHING) -> Array:
         """[B,T,H,D] -> [B,T,E]."""
-        return self.o_proj(out.astype(dtype).reshape(*out.shape[:2], -1))
+        return _plus(self.o_proj(out.astype(dtype).reshape(*out.shape[:2], -1)), added, "o")
+
+
+def _plus(x: Array, added: Added, name: str) -> Array:
+    return x + added[name].astype(x.dtype) if name in added else x
 
 
 class MLP(nnx.Module):
@@ -140,14 +175,26 @@ class Block(nnx.Module):
         sandwich = config.sandwich_norms
         self.pre_feedforward_layernorm = norm("pre_feedforward_layernorm") if sandwich else None
         self.post_feedforward_layernorm = norm("post_feedforward_layernorm") if sandwich else None
+        self.beside: Any = None  # a `Beside`
 
-    def chunk(self, x: Array, start: Array, length: Array) -> Chunk:
+    def correct(
+        self, x: Array, length: Array, state: Any, messages: Array | None
+    ) -> tuple[Added, Any]:
+        """What the module beside the attention adds, and its state after the chunk."""
+        if self.beside is None:
+            return NOTHING, state
+        if state is None:
+            raise ValueError("cache: it holds no state for the module beside the model's layers; "
+                             "make it by init_cache(model, ...) of this model")  # fmt: skip
+        return self.beside(self.input_layernorm(x), length, state, messages)
+
+    def chunk(self, x: Array, start: Array, length: Array, added: Added = NOTHING) -> Chunk:
         """The layer's new entries and queries from the residual stream x [B,T,E]."""
-        return self.self_attn.chunk(self.input_layernorm(x), start, length)
+        return self.self_attn.chunk(self.input_layernorm(x), start, length, added)
 
-    def combine(self, x: Array, out: Array) -> Array:
+    def combine(self, x: Array, out: Array, added: Added = NOTHING) -> Array:
         """The residual stream after the layer, given attention's output [B,T,H,D]."""
-        attended = self.self_attn.project(out, x.dtype)
+        attended = self.self_attn.project(out, x.dtype, added)
         if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
             x = x + attended
             return x + self.mlp(self.post_attention_layernorm(x))

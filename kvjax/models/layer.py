@@ -16,7 +16,7 @@ from jax import Array
 
 from kvjax.cache.segments import Chunk, LayerCache
 from kvjax.cache.transform import CacheTransform
-from kvjax.models.blocks import Block
+from kvjax.models.blocks import NOTHING, Added, Block
 from kvjax.ops.partials import DECODE
 
 
@@ -35,11 +35,13 @@ def run_layer(
     start: Array,
     length: Array,
     layer: LayerCache,
+    beside: Any = None,
+    messages: Array | None = None,
     *,
     apart: bool = False,
     donate: bool = False,
-) -> tuple[Array, LayerCache]:
-    """The residual stream and the cache after one layer.
+) -> tuple[Array, LayerCache, Any]:
+    """The residual stream, the cache and the state beside it after one layer.
 
     Args:
       transform: how the cache is read and filled.
@@ -48,12 +50,15 @@ def run_layer(
       start: [B] int32, tokens of each row before the chunk.
       length: [B] int32, real tokens of each row in the chunk.
       layer: the layer's cache.
+      beside: the state of the module beside the layer's attention; None without one.
+      messages: [B,T] int32, what that module may read, or None.
       apart: run one row after another (see `by_row`).
       donate: let the new cache take over the old one's memory.
     """
     graph, state = nnx.split(block)
     run = _donating if donate else _pure
-    return run(graph, transform.attend, transform.append, apart, state, x, start, length, layer)
+    return run(graph, transform.attend, transform.append, apart, state, x, start, length, layer,
+               beside, messages)  # fmt: skip
 
 
 def _run(
@@ -66,19 +71,23 @@ def _run(
     start: Array,
     length: Array,
     layer: LayerCache,
-) -> tuple[Array, LayerCache]:
+    beside: Any,
+    messages: Array | None,
+) -> tuple[Array, LayerCache, Any]:
     block = nnx.merge(graph, state)
-    rows = (x, start, length, layer)
+    added, beside = block.correct(x, length, beside, messages)
+    rows = (x, start, length, layer, added)
     x, chunk, lse = _rows_apart(block, attend, rows) if apart else _rows(block, attend, *rows)
-    return x, append(layer, chunk, lse)
+    return x, append(layer, chunk, lse), beside
 
 
 def _rows(
-    block: Block, attend: Callable, x: Array, start: Array, length: Array, layer: LayerCache
-) -> tuple[Array, Chunk, Array]:
-    chunk = block.chunk(x, start, length)
+    block: Block, attend: Callable, x: Array, start: Array, length: Array, layer: LayerCache,
+    added: Added = NOTHING,
+) -> tuple[Array, Chunk, Array]:  # fmt: skip
+    chunk = block.chunk(x, start, length, added)
     out, lse = attend(layer, chunk.query, chunk)
-    return block.combine(x, out), chunk, lse
+    return block.combine(x, out, added), chunk, lse
 
 
 def _rows_apart(block: Block, attend: Callable, rows: tuple) -> tuple[Array, Chunk, Array]:
@@ -127,10 +136,13 @@ def probe_layer(
     start: Array,
     length: Array,
     layer: LayerCache,
+    beside: Any = None,
 ) -> tuple[Array, Array]:
     """The residual stream after one layer over a frozen cache, and its queries [B,T,H,D]."""
     graph, state = nnx.split(block)
-    return _probe(graph, transform.attend, state, x, start, length, layer)
+    if block.beside is not None and beside is not None:
+        beside = block.beside.frozen(beside)
+    return _probe(graph, transform.attend, state, x, start, length, layer, beside)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -142,6 +154,9 @@ def _probe(
     start: Array,
     length: Array,
     layer: LayerCache,
+    beside: Any,
 ) -> tuple[Array, Array]:
-    x, chunk, _ = _rows(nnx.merge(graph, state), attend, x, start, length, layer)
+    block = nnx.merge(graph, state)
+    added, _ = block.correct(x, length, beside, None)
+    x, chunk, _ = _rows(block, attend, x, start, length, layer, added)
     return x, chunk.query
