@@ -205,8 +205,8 @@ def test_what_a_kernel_cannot_take_is_said():
     with pytest.raises(ValueError, match="tiles of 30 tokens"):
         api.kvarn_tile(x[:, :30], "key", Kvarn(2), implementation="tpu")
     with pytest.raises(ValueError, match="is too large for the vector memory"):
-        api.heed_tile(jnp.zeros((1024, 512)), "key", Heed(2), implementation="tpu")
-    with pytest.raises(ValueError, match="'gpu' cannot run here"):
+        api.heed_tile(jnp.zeros((1024, 128)), "key", Heed(2), implementation="tpu")
+    with pytest.raises(ValueError, match="'gpu' cannot run here: there is no such kernel"):
         api.kvarn_tile(x, "key", Kvarn(2), implementation="gpu")
 
 

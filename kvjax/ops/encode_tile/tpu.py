@@ -7,6 +7,8 @@ of two, whose sums of up to 16 bits float32 holds exactly.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -30,44 +32,75 @@ LARGEST_TILE = 256 * 256
 SMALLEST = 113 << 23  # the bits of 2^-14, float16's smallest normal number
 
 
+def refusal(x: jax.Array) -> str:
+    """Why no kernel here can take tiles x [..., C, D]; "" if they can."""
+    tokens, dim = x.shape[-2:]
+    if x.size == 0:
+        return "there is no tile"
+    if tokens % GROUP or dim % GROUP:
+        return f"tiles of {tokens} tokens and head_dim={dim} are no whole registers of 8 rows"
+    if tokens * dim > LARGEST_TILE:
+        return f"a tile of {tokens} tokens of head_dim={dim} is too large for the vector memory"
+    return ""
+
+
 def kvarn_refusal(x: jax.Array, options: Kvarn) -> str:
     """Why the kernel cannot take these arguments; "" if it can."""
-    tokens, dim = x.shape[-2:]
     if options.clip:
         return "clip needs the quantiles of rows, which the kernel does not sort"
     if options.scale_bits != 16:
         return f"scale_bits={options.scale_bits} is the reference's alone"
-    if x.size == 0:
-        return "there is no tile"
-    if tokens % 8 or dim % 8:
-        return f"tiles of {tokens} tokens and head_dim={dim} are no whole registers of 8 rows"
-    return ""
+    return refusal(x)
 
 
 def kvarn_tile(
     x: jax.Array, role: str, options: Kvarn, blocks: Blocks | None = None, interpret: Any = False
 ) -> Tile:
     """`reference.kvarn_tile` in one kernel; x [..., C, D]."""
-    *lead, tokens, dim = x.shape
-    rows, minor = (dim, tokens) if role == "key" else (tokens, dim)
-    total = x.size // (tokens * dim)
+    total = math.prod(x.shape[:-2])
     blocks = blocks or Blocks(largest_divisor(total, TILES))
+    shapes = _shapes(x, role, options.bits)
+    shapes["column"] = (1, shapes["codes"][1] // 2)
+    body = partial(_kvarn, role=role, options=options)
+    return _encode(body, f"encode_{role}_kvarn", [x], shapes, [], blocks, interpret)
+
+
+def _shapes(x: jax.Array, role: str, bits: int) -> dict[str, tuple[int, int]]:
+    """The leaves of one tile, vectors as one row."""
+    tokens, dim = x.shape[-2:]
+    rows, minor = (dim, tokens) if role == "key" else (tokens, dim)
+    return {"codes": (packing.words(rows, bits), minor), "affine": (1, rows)}
+
+
+def _encode(
+    body: Callable[..., None],
+    name: str,
+    inputs: list[jax.Array],
+    shapes: dict[str, tuple[int, int]],
+    scratch: list[Any],
+    blocks: Blocks,
+    interpret: Any,
+) -> Tile:
+    """Calls a kernel over inputs [..., a, b], whose leading axes are tiles, for int32 leaves."""
+    lead = inputs[0].shape[:-2]
+    total, tiles = math.prod(lead), blocks.tiles
     blocks.check(total)
-    words = packing.words(rows, options.bits)
-    shapes = {"codes": (words, minor), "affine": (1, rows), "column": (1, minor // 2)}
     out = pl.pallas_call(
-        partial(_kvarn, role=role, options=options),
-        grid=(total // blocks.tiles,),
-        in_specs=[_block(blocks.tiles, tokens, dim)],
-        out_specs=[_block(blocks.tiles, *shape) for shape in shapes.values()],
+        body,
+        grid=(total // tiles,),
+        in_specs=[_block(tiles, *array.shape[-2:]) for array in inputs],
+        out_specs=[_block(tiles, *shape) for shape in shapes.values()],
         out_shape=[jax.ShapeDtypeStruct((total, *shape), I32) for shape in shapes.values()],
+        scratch_shapes=scratch,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
         interpret=interpret,
-        name=f"encode_{role}_kvarn",
-    )(x.reshape(total, tokens, dim))
+        name=name,
+    )(*(array.reshape(total, *array.shape[-2:]) for array in inputs))
     tile = dict(zip(shapes, out, strict=True))
-    tile["affine"], tile["column"] = tile["affine"][:, 0], tile["column"][:, 0]
-    return {name: leaf.reshape(*lead, *leaf.shape[1:]) for name, leaf in tile.items()}
+    return {
+        n: leaf.reshape(*lead, *(leaf.shape[1:] if n == "codes" else leaf.shape[2:]))
+        for n, leaf in tile.items()
+    }
 
 
 def _block(*shape: int) -> pl.BlockSpec:
@@ -190,18 +223,6 @@ def _rounded(x: jax.Array, meta_dtype: str) -> jax.Array:
 # hand, one tile a sublane, and what is stored tile by tile is turned to that by strided stores.
 
 
-def heed_refusal(x: jax.Array) -> str:
-    """Why the kernel cannot take these arguments; "" if it can."""
-    tokens, dim = x.shape[-2:]
-    if x.size == 0:
-        return "there is no tile"
-    if tokens % GROUP or dim % GROUP:
-        return f"tiles of {tokens} tokens and head_dim={dim} are no whole registers of 8 rows"
-    if tokens * dim > LARGEST_TILE:
-        return f"a tile of {tokens} tokens of head_dim={dim} is too large for the vector memory"
-    return ""
-
-
 def heed_tile(
     x: jax.Array,
     role: str,
@@ -211,37 +232,20 @@ def heed_tile(
     interpret: Any = False,
 ) -> Tile:
     """`heed.heed_tile` in one kernel, but for the mean of q qᵀ, which is XLA's; x [..., C, D]."""
-    *lead, tokens, dim = x.shape
-    rows, minor = (dim, tokens) if role == "key" else (tokens, dim)
-    total = x.size // (tokens * dim)
+    tokens, dim = x.shape[-2:]
+    total = math.prod(x.shape[:-2])
     blocks = blocks or Blocks(largest_divisor(total, max(1, HEED_WORK // (tokens * dim))))
-    blocks.check(total)
-    tiles = blocks.tiles
-    inputs, in_specs = [x.reshape(total, tokens, dim)], [_block(tiles, tokens, dim)]
-    body: Any = _fit_tiles
-    scratch: list[Any] = []
+    inputs, scratch = [x], []
+    body: Callable[..., None] = _fit_tiles
     if role == "value" and options.feedback and options.coupling:
-        body, scratch = _values_in_turn, [
-            pltpu.VMEM((tokens * tiles, dim), dtype) for dtype in (F32, F32, I32)
-        ]  # fmt: skip
+        body, shape = _values_in_turn, (tokens, blocks.tiles, dim)
+        scratch = [pltpu.VMEM(shape, dtype) for dtype in (F32, F32, I32)]
     elif role == "key" and options.feedback and query is not None:
-        body, scratch = _keys_in_turn, _key_scratch(tiles, tokens, dim)
-        inputs.append(query_power(query).reshape(total, dim, dim))
-        in_specs.append(_block(tiles, dim, dim))
-    shapes = {"codes": (packing.words(rows, options.bits), minor), "affine": (1, rows)}
-    out = pl.pallas_call(
-        partial(body, role=role, options=options),
-        grid=(total // tiles,),
-        in_specs=in_specs,
-        out_specs=[_block(tiles, *shape) for shape in shapes.values()],
-        out_shape=[jax.ShapeDtypeStruct((total, *shape), I32) for shape in shapes.values()],
-        scratch_shapes=scratch,
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
-        interpret=interpret,
-        name=f"encode_{role}_heed",
-    )(*inputs)
-    tile = {"codes": out[0], "affine": out[1][:, 0]}
-    return {name: leaf.reshape(*lead, *leaf.shape[1:]) for name, leaf in tile.items()}
+        body, scratch = _keys_in_turn, _key_scratch(blocks.tiles, tokens, dim)
+        inputs.append(query_power(query))
+    body = partial(body, role=role, options=options)
+    shapes = _shapes(x, role, options.bits)
+    return _encode(body, f"encode_{role}_heed", inputs, shapes, scratch, blocks, interpret)
 
 
 def query_power(query: jax.Array) -> jax.Array:
@@ -300,40 +304,36 @@ def _values_in_turn(
     x_ref: Any, codes_ref: Any, affine_ref: Any, rows_ref: Any, code_ref: Any, meta_ref: Any,
     *, role: str, options: Heed,
 ) -> None:  # fmt: skip
-    # x [n,C,D]; codes [n,W,D], affine [n,1,C] int32; scratch [C·n,D]: row t·n + i is token t of
-    # tile i
+    # x [n,C,D]; codes [n,W,D], affine [n,1,C] int32; scratch [C,n,D]: a token of all tiles
     tiles, tokens, dim = x_ref.shape
     rows = [_rows(x_ref[i], role, True) for i in range(tiles)]
     for i in range(tiles):
-        rows_ref[pl.ds(i, tokens, stride=tiles), :] = rows[i]
+        rows_ref[:, i, :] = rows[i]
 
     def one(t: jax.Array, total: jax.Array) -> jax.Array:
-        at = pl.ds(t * tiles, tiles)
         left = (tokens - jnp.full((1, 1), t)).astype(F32)
         share = options.coupling / (1 + options.coupling * left)
-        row = rows_ref[at, :]
+        row = rows_ref[t]
         codes, scale, zero = _fit_row(row + share * total, options)
-        code_ref[at, :] = codes
-        meta_ref[at, :] = jnp.broadcast_to(_pair(scale, zero, options.meta_dtype), row.shape)
+        code_ref[t] = codes
+        meta_ref[t] = jnp.broadcast_to(_pair(scale, zero, options.meta_dtype), row.shape)
         return total + (row - (codes * scale + zero))
 
     lax.fori_loop(0, tokens, one, jnp.zeros((tiles, dim), F32))
     for i in range(tiles):
-        mine = pl.ds(i, tokens, stride=tiles)
-        codes_ref[i] = _pack(code_ref[mine, :], options.bits)
-        affine_ref[i] = _as_lanes(meta_ref[mine, :][:, :1])
+        codes_ref[i] = _pack(code_ref[:, i, :], options.bits)
+        affine_ref[i] = _as_lanes(meta_ref[:, i, :][:, :1])
 
 
 def _key_scratch(tiles: int, tokens: int, dim: int) -> list[Any]:
     """What `_keys_in_turn` keeps in vector memory, in the order of its arguments."""
-    group = GROUP * tiles
+    turned = (GROUP, tiles, tokens)
     shapes = [
         (tiles, dim, dim), (tiles, dim, dim), (tiles, 1, dim), (tiles, dim, tokens),
-        (tiles, dim, tokens), (tiles, dim, tokens), (group, tokens), (group, tokens),
-        (group, tokens), ((GROUP - 1) * group, tokens),
+        (tiles, dim, tokens), (tiles, dim, tokens), turned, turned, turned, (GROUP - 1, *turned),
     ]  # fmt: skip
     floats = [pltpu.VMEM(shape, F32) for shape in shapes]
-    return [*floats, pltpu.VMEM((tiles, dim, dim), I32), pltpu.VMEM((group, dim), I32)]
+    return [*floats, pltpu.VMEM((tiles, dim, dim), I32), pltpu.VMEM((GROUP, tiles, dim), I32)]
 
 
 def _keys_in_turn(
@@ -355,20 +355,17 @@ def _keys_in_turn(
         _targets(g * GROUP, at, f_ref, rows_ref, errors_ref, row_ref, target_ref, weight_ref)
         errors: list[jax.Array] = []
         for k in range(GROUP):
-            mine = slice(k * tiles, (k + 1) * tiles)
-            target = target_ref[mine, :]
+            target = target_ref[k]
             for j in range(k):
-                first = (j * GROUP + k) * tiles
-                target = target + weight_ref[first : first + tiles, :] * errors[j]
+                target = target + weight_ref[j, k] * errors[j]
             codes, scale, zero = _fit_row(target, options)
-            errors.append(row_ref[mine, :] - (codes * scale + zero))
+            errors.append(row_ref[k] - (codes * scale + zero))
             meta = _pair(scale, zero, options.meta_dtype)
-            target_ref[mine, :], turn_ref[mine, :] = codes, errors[k]
-            turn_meta_ref[mine, :] = jnp.broadcast_to(meta, (tiles, dim))
+            target_ref[k], turn_ref[k] = codes, errors[k]
+            turn_meta_ref[k] = jnp.broadcast_to(meta, (tiles, dim))
         for i in range(tiles):
-            turned = pl.ds(i, GROUP, stride=tiles)
-            errors_ref[i, at, :], code_ref[i, at, :] = turn_ref[turned, :], target_ref[turned, :]
-            meta_ref[i, at, :] = turn_meta_ref[turned, :]
+            errors_ref[i, at, :], code_ref[i, at, :] = turn_ref[:, i, :], target_ref[:, i, :]
+            meta_ref[i, at, :] = turn_meta_ref[:, i, :]
 
     lax.fori_loop(0, dim // GROUP, group, None)
     for i in range(tiles):
@@ -435,7 +432,7 @@ def _targets(
     target_ref: Any, weight_ref: Any,
 ) -> None:  # fmt: skip
     """Rows of a group of channels, their targets as far as earlier groups go, and their weights
-    on each other, turned so that row k·n + i is channel k of tile i."""
+    on each other, turned so that a channel's rows of all tiles are one block."""
     tiles, _, tokens = rows_ref.shape
     weights, rows = f_ref[:, at, :], rows_ref[:, at, :]
     lane = _iota((1, *weights.shape[1:]), 2)
@@ -445,8 +442,6 @@ def _targets(
         for j in range(GROUP - 1)
     ]
     for i in range(tiles):
-        mine = pl.ds(i, GROUP, stride=tiles)
-        row_ref[mine, :], target_ref[mine, :] = rows[i], rows[i] + push[i]
+        row_ref[:, i, :], target_ref[:, i, :] = rows[i], rows[i] + push[i]
         for j in range(GROUP - 1):
-            mine = pl.ds(j * GROUP * tiles + i, GROUP, stride=tiles)
-            weight_ref[mine, :] = jnp.broadcast_to(columns[j][i], (GROUP, tokens))
+            weight_ref[j, :, i, :] = jnp.broadcast_to(columns[j][i], (GROUP, tokens))
