@@ -412,8 +412,8 @@ def _by_head(shape: _Shape, parts: Sequence[Array]) -> Array:
 def _pair(word: Array, dtype: str) -> tuple[Array, Array]:
     """The high and the low half of int32 words as float32."""
     if dtype == "bfloat16":
-        high = pltpu.bitcast(word & jnp.int32(-65536), jnp.float32)
-        return high, pltpu.bitcast(word << 16, jnp.float32)
+        high = lax.bitcast_convert_type(word & jnp.int32(-65536), jnp.float32)
+        return high, lax.bitcast_convert_type(word << 16, jnp.float32)
     return _from_float16(word), _from_float16(word << 16)
 
 
@@ -423,10 +423,12 @@ def _from_float16(high: Array) -> Array:
     The exponent moves from bias 15 to 127. A subnormal m·2⁻²⁴ then reads 2⁻¹⁵·(1 + m/1024), and
     2x − 2⁻¹⁴ mends it; of the two the smaller one is always right.
     """
-    magnitude = pltpu.bitcast(((high >> 3) & 0x0FFFE000) + (112 << 23), jnp.float32)
+    exponent = ((high >> 3) & 0x0FFFE000) + (112 << 23)
+    magnitude = lax.bitcast_convert_type(exponent, jnp.float32)
     magnitude = jnp.minimum(magnitude, magnitude + magnitude - 2.0**-14)
     sign = high & jnp.int32(-(2**31))
-    return pltpu.bitcast(pltpu.bitcast(magnitude, jnp.int32) | sign, jnp.float32)
+    word = lax.bitcast_convert_type(magnitude, jnp.int32) | sign
+    return lax.bitcast_convert_type(word, jnp.float32)
 
 
 def _weights(bits: int) -> list[float]:
