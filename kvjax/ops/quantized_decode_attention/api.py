@@ -79,16 +79,17 @@ def quantized_decode_attention(
     if chosen == "gpu":
         walk = packed_blocks(query.shape[0], key["codes"].shape[1], tiles, gpu_cores())
         return gpu.attention(*arguments, format=format, scoring=scoring, blocks=walk)
-    blocks = _tpu_blocks(query, key, format)
+    blocks = tpu_walk(query, key, format, tpu_cores())
     return tpu.attention(*arguments, format=format, scoring=scoring, blocks=blocks)
 
 
-def _tpu_blocks(query: Array, key: Tile, format: Affine) -> Tpu:
+def tpu_walk(query: Array, key: Tile, format: Affine, cores: int) -> Tpu:
+    """How a TPU of `cores` cores walks over a cache; only shapes are read."""
     batch, tokens, heads, dim = query.shape
     kv_heads, tiles = key["codes"].shape[1:3]
     tile_bytes = format.tile_bytes("key", dim) + format.tile_bytes("value", dim)
     row_bytes = 4 * tokens * heads // kv_heads * (dim + LANES)
-    return tpu_blocks(batch, kv_heads, tiles, format.tile, tile_bytes, row_bytes, tpu_cores())
+    return tpu_blocks(batch, kv_heads, tiles, format.tile, tile_bytes, row_bytes, cores)
 
 
 def window_bias(
