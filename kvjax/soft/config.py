@@ -44,6 +44,10 @@ class SoftConfig:
                 raise ValueError(
                     f"soft.{name} is {getattr(self, name)!r}; use one of {', '.join(known)}"
                 )
+        numbers = (self.window, self.overlap, self.eos_id, self.memory_start, self.memory,
+                   self.memory_end, *self.ratios)  # fmt: skip
+        if not all(type(n) is int and n >= 0 for n in numbers):
+            raise ValueError(f"soft: {numbers} must be whole numbers, 0 or more")
         if not self.ratios or min(self.ratios) < 1:
             raise ValueError(f"soft.ratios is {self.ratios}; give at least one, each 1 or more")
         for ratio in self.ratios:
@@ -56,8 +60,6 @@ class SoftConfig:
                 f"soft.ratios is {self.ratios} with concat pooling, whose adapter fits one ratio; "
                 "give one, or pool by mean"
             )
-        if self.overlap < 0:
-            raise ValueError(f"soft.overlap is {self.overlap}; use 0 or more tokens")
         if len({self.memory_start, self.memory, self.memory_end}) < 3:
             raise ValueError("soft: memory_start, memory and memory_end must be three ids")
 

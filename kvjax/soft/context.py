@@ -87,7 +87,7 @@ def encode_context(
     ends = np.cumsum([len(index) for index in needed])
     parts = [latents[end - len(index) : end] for index, end in zip(needed, ends, strict=True)]
     if model.adapter.kind != "mlp":  # its attention reads a whole document
-        parts = [_adapt(model, part) for part in parts]
+        parts = [_adapt(model, part) if before else part for part in parts]
     return Context(tuple(parts))
 
 
@@ -103,7 +103,7 @@ def _passes(model: LCLM, whole: Windows, needed: np.ndarray, most: int) -> Array
         found.append(rows.reshape(size, -1)[here])
     if not found:
         return jnp.zeros((0, model.decoder.config.hidden_size), jnp.dtype(model.decoder.dtype))
-    return jnp.concatenate(found)
+    return found[0] if len(found) == 1 else jnp.concatenate(found)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -117,10 +117,18 @@ def _pass(graph: nnx.GraphDef, state: nnx.State, windows: Windows) -> Array:
 
 
 def _adapt(model: LCLM, latents: Array) -> Array:
-    if not len(latents):
-        return jnp.zeros((0, model.decoder.config.hidden_size), jnp.dtype(model.decoder.dtype))
-    soft = model.adapter(latents[None], jnp.zeros((1, len(latents)), jnp.int32))
-    return soft[0].astype(jnp.dtype(model.decoder.dtype))
+    """Soft tokens of one whole document, padded to whole windows: lengths share programs."""
+    count, slots = len(latents), model.config.slots
+    padded = jnp.pad(latents, ((0, max(-(-count // slots), 1) * slots - count), (0, 0)))
+    region = jnp.where(jnp.arange(len(padded)) < count, 0, TEXT)
+    graph, state = nnx.split(model.adapter)
+    soft = _adapted(graph, state, padded[None], region[None])[0, :count]
+    return soft.astype(jnp.dtype(model.decoder.dtype))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _adapted(graph: nnx.GraphDef, state: nnx.State, latents: Array, region: Array) -> Array:
+    return nnx.merge(graph, state)(latents, region)
 
 
 def prompt(model: LCLM, parts: Sequence[Sequence[int] | Array]) -> Array:

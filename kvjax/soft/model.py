@@ -130,9 +130,11 @@ def hidden(
     )
 
 
-def logits(model: LCLM, batch: Batch) -> Array:
+def logits(
+    model: LCLM, batch: Batch, checkpoint: bool = False, windows_per_pass: int | None = None
+) -> Array:
     """[B,T,V] float32; at padding without meaning."""
-    return unembed(model.decoder, hidden(model, batch))
+    return unembed(model.decoder, hidden(model, batch, checkpoint, windows_per_pass))
 
 
 def targets(batch: Batch) -> Array:
@@ -154,7 +156,10 @@ def cross_entropy(scores: Array, wanted: Array) -> tuple[Array, Array]:
     return jnp.where(counts, lost, 0).sum(), counts.sum()
 
 
-def loss(model: LCLM, batch: Batch) -> Array:
+def loss(
+    model: LCLM, batch: Batch, checkpoint: bool = False, windows_per_pass: int | None = None
+) -> Array:
     """Mean next-token cross-entropy over the positions that count, float32; 0 if none does."""
-    total, count = cross_entropy(logits(model, batch), targets(batch))
+    scores = logits(model, batch, checkpoint, windows_per_pass)
+    total, count = cross_entropy(scores, targets(batch))
     return total / jnp.maximum(count, 1)

@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import kvjax
 from kvjax.io.files import FileError
 from kvjax.soft import Context, Region, Shape, Text, collate, encode_context, lay_out, prompt
-from kvjax.soft.model import inputs, new_model
+from kvjax.soft.model import new_model
 from tests.soft.conftest import part, settings, stacks
-from tests.soft.test_model import close
+from tests.soft.test_model import SHAPE, _scores, close, everything
 
 DOCUMENTS = [np.arange(2, 79), np.arange(0), np.arange(30, 33), np.arange(2, 66)]
 PARTS = [Text([4, 5]), Region(DOCUMENTS[0]), Text([6]), Region(DOCUMENTS[1]),
@@ -29,9 +30,9 @@ def test_a_context_is_what_a_batch_would_hold(encoded):
     lclm, context = encoded
     assert [len(x) for x in context.documents] == [10, 0, 1, 8]
     row = lay_out(PARTS, lclm.config)
-    batch = collate([[row]], lclm.config, Shape(1, len(row.tokens), 4))
+    batch = collate([[row]], lclm.config, SHAPE)
     got = prompt(lclm, [[4, 5], context[0], [6], context[1], context[2], [7, 8]])
-    close(got, inputs(lclm, batch).embeddings)
+    close(got[0], everything(lclm, batch)[0].embeddings[0, : len(row.tokens)])
 
 
 def test_the_number_of_windows_in_a_pass_changes_nothing(encoded):
@@ -49,14 +50,15 @@ def test_nothing_to_encode(encoded):
     assert encode_context(lclm, [[]])[0].shape == (0, 64)
 
 
+@pytest.mark.slow
 def test_an_attention_adapter_reads_the_whole_document():
     encoder, decoder = stacks()
     config = settings(adapter="attn_mlp")
     lclm = new_model(encoder, decoder, config)
     got = encode_context(lclm, [DOCUMENTS[0], DOCUMENTS[1]], windows_per_pass=2)
     row = lay_out([Region(DOCUMENTS[0])], config)
-    batch = collate([[row]], config, Shape(1, len(row.tokens), 3))
-    close(got[0], inputs(lclm, batch).soft[0, 1:-1])
+    batch = collate([[row]], config, Shape(1, 16, 4))
+    close(got[0], everything(lclm, batch)[0].soft[0, 1:11])
     assert got[1].shape == (0, 64)
 
 
@@ -97,29 +99,31 @@ def test_greedy_tokens_equal_the_official_code(encoded):
     np.testing.assert_array_equal(got, layout["greedy8_row0"])
 
 
-TRANSFORMS = {
-    "exact": kvjax.cache(),
-    "kvarn": kvjax.cache(encode=kvjax.encode.kvarn(key_bits=4, value_bits=4, tile=32)),
-    "heed": kvjax.cache(encode=kvjax.encode.heed(key_bits=4, value_bits=4, tile=32)),
+ENCODERS = {
+    "int8": kvjax.encode.int8(tile=32),
+    "kvarn": kvjax.encode.kvarn(key_bits=4, value_bits=4, tile=32),
+    "heed": kvjax.encode.heed(key_bits=4, value_bits=4, tile=32),
 }
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("kvarn", "heed")]
+
+
+@pytest.mark.parametrize("name", ["int8", *SLOW])
 def test_soft_tokens_go_through_any_cache(encoded, name):
     """Prefilled in two chunks, so that the second reads the first as it was stored."""
     lclm, context = encoded
-    fed = prompt(lclm, [[4, 5], *[context[0]] * 4, [6, 7, 8]])
-    exact = kvjax.forward(lclm.decoder, fed)[:, -1]
-    cache = kvjax.init_cache(lclm.decoder, TRANSFORMS[name], 1, 64)
-    got, cache = kvjax.prefill(lclm.decoder, fed, cache, chunk=48)
-    assert int(cache.length[0]) == fed.shape[1] == 53
-    error = float(jnp.linalg.norm(got - exact) / jnp.linalg.norm(exact))
-    if name == "exact":
-        assert error < 1e-5
-    else:
-        assert 1e-5 < error < 0.25
+    fed = prompt(lclm, [range(4, 14), *[context[0]] * 4, range(20, 26)])
+    assert fed.shape[1] == 64
+    alone = _scores(*nnx.split(lclm.decoder), jnp.tile(fed, (2, 1, 1)), jnp.zeros((2, 64), int))
+    exact = alone[:1, -1]
+    cache = kvjax.init_cache(lclm.decoder, kvjax.cache(encode=ENCODERS[name]), 1, 64)
+    got, cache = kvjax.prefill(lclm.decoder, fed, cache, chunk=32)
+    assert int(cache.length[0]) == 64
+    assert 1e-5 < float(jnp.linalg.norm(got - exact) / jnp.linalg.norm(exact)) < 0.25
 
 
+@pytest.mark.slow
 def test_padded_rows_of_inputs_equal_rows_alone(encoded):
     lclm, context = encoded
     short, long = (prompt(lclm, [p, [6, 7]]) for p in (context[2], context[0]))

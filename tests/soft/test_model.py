@@ -1,5 +1,7 @@
 """The compressor against the official code's outputs, and what must not depend on what."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,9 @@ import pytest
 from flax import nnx
 
 import kvjax
-from kvjax.soft import Region, Shape, Text, collate, hidden, lay_out, logits, loss, targets
-from kvjax.soft.model import LCLM, add_memory_rows, inputs, new_model
+from kvjax.models.decoder import forward_hidden, unembed
+from kvjax.soft import Region, Shape, Text, collate, lay_out, logits, loss, targets
+from kvjax.soft.model import LCLM, add_memory_rows, cross_entropy, inputs, new_model
 from tests.soft.conftest import model, part, parts, reference, settings, stacks
 
 VARIANTS = {
@@ -30,7 +33,10 @@ def close(got, wanted, tolerance=2e-5):
     assert np.abs(np.asarray(got) - wanted).max() <= tolerance * np.abs(wanted).max()
 
 
-def golden_batch(config, labels="labels_sft"):
+SHAPE = Shape(2, 64, 6)  # one shape, so that tests share programs
+
+
+def golden_batch(config):
     """The reference's two rows; row 0 has two regions. Also their layout as it was there."""
     layout = part(f"mean{config.ratios[0]}.")
     regions = part("region.")
@@ -38,26 +44,44 @@ def golden_batch(config, labels="labels_sft"):
     for b in range(2):
         real = layout["attention_mask"][b] == 1
         own = [regions[k] for k in sorted(regions) if k.startswith(f"{b}.")]
-        rows.append([lay_out(parts(layout["input_ids"][b][real], layout[labels][b][real], own),
-                             config)])  # fmt: skip
+        document = parts(layout["input_ids"][b][real], layout["labels_sft"][b][real], own)
+        rows.append([lay_out(document, config)])
     count = sum(len(row.windows.length) for documents in rows for row in documents)
-    length = layout["input_ids"].shape[1]
-    return collate(rows, config, Shape(2, length, count + 1)), layout
+    return collate(rows, config, Shape(2, 64, max(count, SHAPE.windows))), layout
 
 
-@nnx.jit
+@functools.partial(jax.jit, static_argnums=0)
+def _inputs(graph, state, batch):
+    return inputs(nnx.merge(graph, state), batch)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _scores(graph, state, embeddings, segments):
+    decoder = nnx.merge(graph, state)
+    return unembed(decoder, forward_hidden(decoder, embeddings, segments=segments))
+
+
 def everything(model, batch):
-    fed = inputs(model, batch)
-    return fed, logits(model, batch), loss(model, batch)
+    """Inputs, logits and loss, in programs that configs share; `gradients` runs `loss` itself."""
+    fed = _inputs(*nnx.split(model), batch)
+    scores = _scores(*nnx.split(model.decoder), fed.embeddings, batch.segments)
+    return fed, scores, mean_loss(scores, batch)
+
+
+@jax.jit
+def mean_loss(scores, batch):
+    total, count = cross_entropy(scores, targets(batch))
+    return total / jnp.maximum(count, 1)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_equals_the_official_code(name):
     config, expected = VARIANTS[name], part(f"{name}.")
     batch, layout = golden_batch(config)
-    real = layout["attention_mask"] == 1
-    np.testing.assert_array_equal(batch.tokens[real], layout["input_ids"][real])
-    np.testing.assert_array_equal(batch.labels[real], layout["labels_sft"][real])
+    real = batch.segments >= 0
+    there = layout["attention_mask"] == 1
+    np.testing.assert_array_equal(batch.tokens[real], layout["input_ids"][there])
+    np.testing.assert_array_equal(batch.labels[real], layout["labels_sft"][there])
     fed, scores, mean = everything(model(config), batch)
     runs = memory_runs(batch)
     for key in expected:
@@ -67,10 +91,11 @@ def test_equals_the_official_code(name):
             b, places = runs[tuple(map(int, where))]
             close(got[b, places], expected[key])
     if "logits" in expected:
-        close(np.asarray(scores)[real][:, ::11], expected["logits"][real])
+        close(np.asarray(scores)[real][:, ::11], expected["logits"][there])
     close(mean, expected["ce_sft"])
-    other, _ = golden_batch(config, "labels_cpt")
-    close(everything(model(config), other)[2], expected["ce_cpt"])
+    other = batch.labels.copy()
+    other[real] = layout["labels_cpt"][there]
+    close(mean_loss(scores, batch._replace(labels=other)), expected["ce_cpt"])
 
 
 def memory_runs(batch):
@@ -83,21 +108,25 @@ def memory_runs(batch):
     return found
 
 
-def gradients(model, batch):
+@functools.partial(jax.jit, static_argnums=(0, 3, 4))
+@functools.partial(jax.value_and_grad, argnums=1)
+def _gradients(graph, state, batch, checkpoint, windows_per_pass):
+    return loss(nnx.merge(graph, state), batch, checkpoint, windows_per_pass)
+
+
+def gradients(model, batch, checkpoint=False, windows_per_pass=None):
+    """Of the loss, under the weights' Hugging Face names, [out, in]."""
     graph, state = nnx.split(model)
-    return jax.jit(jax.grad(lambda state: loss(nnx.merge(graph, state), batch)))(state)
-
-
-def by_name(state, model):
-    """Gradients under the weights' Hugging Face names, [out, in]."""
-    filled = nnx.merge(nnx.split(model)[0], state)
+    mean, found = _gradients(graph, state, batch, checkpoint, windows_per_pass)
+    close(mean, everything(model, batch)[2])
+    filled = nnx.merge(graph, found)
     return {f"{side}.{k}": v for side in ("encoder", "adapter", "decoder")
             for k, v in getattr(filled, side).tensors().items()}  # fmt: skip
 
 
 def test_gradients_equal_the_official_code(plain):
     batch, _ = golden_batch(plain.config)
-    got = by_name(gradients(plain, batch), plain)
+    got = gradients(plain, batch)
     tensors, header = reference()
     for name, norm in zip(header["grad_norm_names"], tensors["grad_norms"], strict=True):
         assert np.linalg.norm(got[name]) == pytest.approx(norm, rel=1e-4), name
@@ -119,7 +148,7 @@ def packed_batch(config):
             own, regions = regions[: (ids == 107).sum()], regions[(ids == 107).sum() :]
             documents.append(lay_out(parts(ids, expected["labels"][b][here], own), config))
         rows.append(documents)
-    return collate(rows, config, Shape(2, 64, 6)), expected
+    return collate(rows, config, SHAPE), expected
 
 
 def test_packed_rows_equal_separate_documents(plain):
@@ -157,73 +186,63 @@ def test_other_latents_change_neither_earlier_tokens_nor_other_documents(plain):
 def test_a_later_loss_reaches_encoder_and_adapter(plain):
     row = lay_out([Region(np.arange(2, 21)), Text([5, 6, 7], trained=False), Text([9])],
                   plain.config)  # fmt: skip
-    batch = collate([[row]], plain.config, Shape(1, 12, 2))
+    batch = collate([[row]], plain.config, SHAPE)
     assert int((targets(batch) >= 0).sum()) == 1
-    got = by_name(gradients(plain, batch), plain)
+    got = gradients(plain, batch)
     for name in ("encoder.model.layers.0.mlp.up_proj.weight", "adapter.fc1.weight"):
         assert np.abs(got[name]).max() > 0
 
 
 def test_without_regions_encoder_and_adapter_get_exact_zeros(plain):
     row = lay_out([Text([4, 5, 6, 7])], plain.config)
-    batch = collate([[row]], plain.config, Shape(1, 8, 2))
-    got = by_name(gradients(plain, batch), plain)
+    batch = collate([[row]], plain.config, SHAPE)
+    got = gradients(plain, batch)
     for name, gradient in got.items():
         assert np.isfinite(gradient).all()
         assert name.startswith("decoder.") or not gradient.any(), name
     assert np.abs(got["decoder.model.norm.weight"]).max() > 0
-    close(loss(plain, batch), loss(plain, collate([[row]], plain.config, Shape(1, 8, 0))))
 
 
 def test_text_alone_is_the_decoder_alone(plain):
     tokens = np.array([[4, 5, 6, 7, 8]], np.int32)
     batch = collate([[lay_out([Text(tokens[0])], plain.config)]], plain.config, Shape(1, 5, 0))
-    close(logits(plain, batch), kvjax.forward(plain.decoder, tokens))
+    close(nnx.jit(logits)(plain, batch), kvjax.forward(plain.decoder, tokens))
 
 
 def test_an_empty_region_and_one_shorter_than_a_block(plain):
     document = [Text([4]), Region([]), Text([5]), Region([7, 8, 9]), Text([6])]
     row = lay_out(document, plain.config)
     assert row.tokens.tolist() == [4, 107, 109, 5, 107, 108, 109, 6]
-    batch = collate([[row]], plain.config, Shape(1, 8, 1))
-    assert np.isfinite(logits(plain, batch)).all()
-    latent = inputs(plain, batch).latents[0, 5]
-    alone = collate([[lay_out([Region([7, 8, 9])], plain.config)]], plain.config, Shape(1, 3, 1))
-    close(latent, inputs(plain, alone).latents[0, 1])
+    alone = lay_out([Region([7, 8, 9])], plain.config)
+    fed, scores, _ = everything(plain, collate([[row], [alone]], plain.config, SHAPE))
+    assert np.isfinite(scores).all()
+    close(fed.latents[0, 5], fed.latents[1, 1])
+    states = forward_hidden(plain.encoder, jnp.array([[7, 8, 9]]))
+    close(fed.latents[0, 5], states[0].mean(0))
 
 
 def test_each_region_of_one_batch_may_have_its_own_ratio():
     """A model for several ratios gives each region what a model of that ratio alone gives."""
     config = settings(ratios=(4, 8, 16))
-    ids = np.arange(2, 72)
+    ids = part("region.")["0.0"]
     row = lay_out([Region(ids, ratio) for ratio in (16, 4, 8)], config)
     batch = collate([[row]], config, Shape(1, len(row.tokens), 9))
-    fed = inputs(model(config), batch)
-    for i, ratio in enumerate((16, 4, 8)):
-        single = settings(ratios=(ratio,))
-        one = lay_out([Region(ids)], single)
-        alone = collate([[one]], single, Shape(1, len(one.tokens), 3))
-        _, places = memory_runs(batch)[0, i]
-        close(fed.soft[0, places], inputs(model(single), alone).soft[0, 1:-1])
+    fed, runs = everything(model(config), batch)[0], memory_runs(batch)
+    assert [len(runs[0, i][1]) for i in range(3)] == [5, 20, 10]
+    close(fed.soft[0, runs[0, 0][1]], part("mean16.")["s.0.0"])
+    close(fed.soft[0, runs[0, 2][1]], part("mean8.")["s.0.0"])
 
 
-def test_passes_of_few_windows_are_one_pass(plain):
-    batch, _ = golden_batch(plain.config)
-    close(inputs(plain, batch, windows_per_pass=2).embeddings, inputs(plain, batch).embeddings)
-
-
-@pytest.mark.parametrize("checkpoint", [True, False])
-def test_recomputation_changes_no_gradient(plain, checkpoint):
+@pytest.mark.slow
+def test_recomputation_and_passes_of_few_windows_change_no_gradient(plain):
     batch, _ = packed_batch(plain.config)
-    graph, state = nnx.split(plain)
-
-    def mean(state):
-        return hidden(nnx.merge(graph, state), batch, checkpoint).std()
-
-    close(jax.jit(mean)(state), hidden(plain, batch).std())
+    wanted = gradients(plain, batch)
+    got = gradients(plain, batch, checkpoint=True, windows_per_pass=2)
+    for name in wanted:
+        close(got[name], wanted[name], 1e-4)
 
 
-@pytest.mark.parametrize("kind", ["attn_mlp", "mlp_attn"])
+@pytest.mark.parametrize("kind", ["attn_mlp", pytest.param("mlp_attn", marks=pytest.mark.slow)])
 def test_an_attention_adapter_sees_its_own_region_alone(kind):
     encoder, decoder = stacks()
     config = settings(adapter=kind)
@@ -232,8 +251,8 @@ def test_an_attention_adapter_sees_its_own_region_alone(kind):
 
     def soft(regions):
         row = lay_out([Region(r) for r in regions], config)
-        batch = collate([[row]], config, Shape(1, len(row.tokens), 4))
-        return inputs(lclm, batch).soft[0], memory_runs(batch)
+        batch = collate([[row]], config, Shape(1, 16, 4))
+        return everything(lclm, batch)[0].soft[0], memory_runs(batch)
 
     together, places = soft([first, second])
     alone, where = soft([second])
