@@ -1,8 +1,8 @@
 """A fixed-size memory beside a frozen model: δ-mem (arXiv 2605.12357).
 
-model = memory.attach(model, memory.DeltaMemConfig())            # or (model, *memory.load_adapter(folder))
-cache = kvjax.init_cache(model, transform, batch, capacity)      # with empty memories
-logits, cache = kvjax.step(model, tokens, cache)                 # reads and writes
+model = memory.attach(model, *memory.load_adapter(folder))     # or (model, DeltaMemConfig())
+cache = kvjax.init_cache(model, transform, batch, capacity)    # with empty memories
+logits, cache = kvjax.step(model, tokens, cache)               # reads and writes
 """
 
 from kvjax.memory.attach import (

@@ -35,7 +35,7 @@ class _Name(str):
 class _Storage(NamedTuple):
     key: str
     dtype: np.dtype
-    count: int
+    size: int
 
 
 _MARK = object()
@@ -139,7 +139,7 @@ class _Machine:
 
     def marked(self) -> list[Any]:
         """What lies above the last mark."""
-        at = len(self.stack) - 1 - self.stack[::-1].index(_MARK)
+        at = max(i for i, value in enumerate(self.stack) if value is _MARK)
         found = self.stack[at + 1 :]
         del self.stack[at:]
         return found
@@ -160,7 +160,7 @@ class _Machine:
 
     def name(self, argument: str) -> _Name:
         if argument not in (_REBUILD, _ORDERED, *_STORAGES):
-            raise _Refused(f"its pickle names {argument[:80]!r}, which is no tensor of a kind known")
+            raise _Refused(f"its pickle names {argument[:80]!r}, no tensor of a known kind")
         return _Name(argument)
 
     def storage(self, described: Any) -> _Storage:
@@ -187,13 +187,13 @@ class _Machine:
             raise _Refused("its pickle gives a tensor a bad shape")
         size = math.prod(shape)
         last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-        if size and last >= storage.count:
+        if size and last >= storage.size:
             raise _Refused("a tensor reaches beyond its storage")
         raw = _record(self.archive, f"{self.folder}data/{storage.key}")
-        if len(raw) != storage.count * storage.dtype.itemsize:
-            raise _Refused(f"storage {storage.key} holds {len(raw)} bytes, not {storage.count} "
+        if len(raw) != storage.size * storage.dtype.itemsize:
+            raise _Refused(f"storage {storage.key} holds {len(raw)} bytes, not {storage.size} "
                            f"numbers of {storage.dtype}")  # fmt: skip
-        if size > storage.count:
+        if size > storage.size:
             raise _Refused("a tensor repeats its storage")
         numbers_of = np.frombuffer(raw, storage.dtype)
         steps = [s * storage.dtype.itemsize for s in strides]

@@ -12,7 +12,7 @@ from kvjax.ops.dispatch import choose
 
 NAME = "delta_scan"
 CHUNK = 64
-SMALL = 1024  # numbers of a state up to which a CPU walks token by token
+SMALL = 1024  # numbers of a state with one gate up to which a CPU walks token by token
 
 
 def delta_scan(
@@ -64,15 +64,26 @@ def delta_scan(
         final, reads = step(rule, state, jax.tree.map(lambda x: x[:, 0], tokens))
         return reads[:, None], final
     by_time = jax.tree.map(lambda x: x.swapaxes(0, 1), tokens)
-    form = form or best_form(jax.default_backend(), value.shape[-1], key.shape[-1])
+    chunk = min(chunk, 1 << (query.shape[1] - 1).bit_length())  # short runs are not padded to 64
+    chunk = max(chunk, 8) if kernel else chunk
+    systems = max(erase.shape[-1], decay.shape[-1] if per == "row" else 1)
+    form = form or best_form(jax.default_backend(), state.shape[2] * state.shape[3], systems)
     final, reads = walk.scan(walk.Walk(rule, form, chunk, kernel), state, by_time)
     return reads.swapaxes(0, 1), final
 
 
-def best_form(backend: str, rows: int, channels: int) -> str:
-    """The faster form: see `scripts/bench/delta_scan.py`. A loop over tokens wins only where a
-    step costs no launch and a state fits a few registers."""
-    return "recurrent" if backend == "cpu" and rows * channels <= SMALL else "chunked"
+def best_form(backend: str, numbers: int, systems: int) -> str:
+    """The faster form: see `scripts/bench/delta_scan.py`.
+
+    A loop over tokens wins where a step costs no launch, on CPUs, if the state is small, or if
+    rows with gates of their own give the chunked form as many triangular systems.
+
+    Args:
+      backend: JAX's name.
+      numbers: of one state.
+      systems: triangular systems a chunk and head, 1 or V.
+    """
+    return "recurrent" if backend == "cpu" and (numbers <= SMALL or systems > 1) else "chunked"
 
 
 def _check(

@@ -17,8 +17,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-UNROLL = 8  # tokens a turn of the loop: on CPUs the loop itself costs as much as one
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -61,4 +59,4 @@ def step(rule: Rule, state: Array, token: Tokens) -> tuple[Array, Array]:
 
 def recurrent(rule: Rule, state: Array, tokens: Tokens) -> tuple[Array, Array]:
     """All tokens in turn: the final state [B,H,V,K] and the reads [T,B,H,V]."""
-    return lax.scan(lambda s, token: step(rule, s, token), state, tokens, unroll=UNROLL)
+    return lax.scan(lambda s, token: step(rule, s, token), state, tokens)
