@@ -9,13 +9,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from kvjax.cache.segments import Chunk, Exact, LayerCache, Tiles
 from kvjax.cache.spec import LayerSpec, StreamSpec
 from kvjax.encode.base import Encoder
-from kvjax.ops.partials import DECODE, Block, Partial, Visible, block_slots, merge, read
+from kvjax.ops.dense_decode_attention.api import dense_decode_attention
+from kvjax.ops.dispatch import BACKENDS
+from kvjax.ops.partials import DECODE, Block, Partial, Scoring, Visible, block_slots, merge, read
 from kvjax.ops.quantized_decode_attention.api import quantized_decode_attention
 from kvjax.ops.quantized_decode_attention.reference import Late, attend_tiles
 
@@ -144,12 +147,35 @@ def _recent_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
     used = held % here.tile if here.tile else jnp.minimum(held, here.recent)
     count = _blocks(used, width, here.recent)
     near = Visible(window=here.window)
-    return read(query, chunk.positions, load, count, layer.spec.scoring, near)
+    return _read(query, chunk.positions, load, count, layer.spec.scoring, near)
 
 
 def _blocks(used: Array, width: int, size: int) -> Array | int:
     """How many blocks hold anything in the longest row; a plain 1 when there is just one."""
     return 1 if size <= width else -(-jnp.max(used) // width)
+
+
+def _read(
+    query: Array, positions: Array, load: Callable[[Array | int], Block], count: Array | int,
+    scoring: Scoring, visible: Visible,
+) -> Partial:  # fmt: skip
+    """`read`, by the kernel of the device at hand where a decoding step reads one block; in an
+    exact segment what is valid comes first."""
+    if isinstance(count, Array) or not _has_kernels() or query.shape[1] > DECODE:
+        return read(query, positions, load, count, scoring, visible)
+    block, bias = load(0), None
+    if visible.window is not None:
+        seen = visible(block.position[:, None, :], positions[:, :, None])
+        bias = jnp.where(seen, 0.0, -jnp.inf)
+    length = jnp.sum(block.valid, 1, dtype=jnp.int32)
+    return dense_decode_attention(
+        query, block.key, block.value, length, scoring=scoring, bias=bias
+    )
+
+
+def _has_kernels() -> bool:
+    """CPUs read in place what a kernel's reference would copy."""
+    return jax.default_backend() in BACKENDS
 
 
 def _sink_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
@@ -165,7 +191,8 @@ def _sink_partial(layer: LayerCache, query: Array, chunk: Chunk) -> Partial:
         return _block(layer.spec, layer.sink, slot, position, (slot < held) & fresh)
 
     used = jnp.minimum(chunk.start, here.sink)
-    return read(query, chunk.positions, load, _blocks(used, width, here.sink), layer.spec.scoring)
+    count = _blocks(used, width, here.sink)
+    return _read(query, chunk.positions, load, count, layer.spec.scoring, Visible())
 
 
 def _near_sinks(layer: LayerCache, query: Array, chunk: Chunk) -> Array:

@@ -1,14 +1,18 @@
 """dense_decode_attention: the TPU kernel against the reference, in Pallas's interpreters."""
 
+import sys
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
+import kvjax
 from kvjax.ops.dense_decode_attention import tpu
 from kvjax.ops.dense_decode_attention.api import dense_decode_attention
 from kvjax.ops.dense_decode_attention.blocks import Tpu, tpu_blocks
 from kvjax.ops.partials import Scoring
+from tests.cache import feed
 
 STRICT = pltpu.InterpretParams(
     detect_races=True, uninitialized_memory="nan", out_of_bounds_reads="raise"
@@ -76,3 +80,27 @@ def test_blocks():
     assert tpu_blocks(8192, 4096) == Tpu(1024)
     with pytest.raises(ValueError, match="entries=100 must be all 300"):
         Tpu(100).check(300)
+
+
+def test_a_decoding_step_reads_exact_segments_by_the_op(monkeypatch):
+    """As on an accelerator: sinks, rings over their window and recent tiles, at every fill."""
+    attend = sys.modules["kvjax.cache.attend"]  # the package's own name for it is the function's
+    calls = []
+
+    def counted(*arguments, **options):
+        calls.append(arguments[1].shape)
+        return dense_decode_attention(*arguments, **options)
+
+    monkeypatch.setattr(attend, "_has_kernels", lambda: True)
+    monkeypatch.setattr(attend, "dense_decode_attention", counted)
+    for transform, near, sink in (
+        (kvjax.cache(sink=5), None, 0),
+        (kvjax.cache(select=kvjax.select.streaming(2, 4)), 4, 2),
+    ):
+        spec = feed.layer_spec()
+        q, k, v = feed.draw(0, 2, 9, spec)
+        layer = feed.empty(transform, spec, 2, 24).layers[0]
+        out, _ = feed.feed(transform, layer, q, k, v, [7, 1, 1])
+        want = feed.plain(q, k, v, spec, feed.causal(9, near, sink))
+        np.testing.assert_allclose(out, want, rtol=2e-4, atol=2e-5)
+    assert calls
