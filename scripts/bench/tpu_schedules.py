@@ -11,7 +11,8 @@ are good to some 15–20 %, microseconds are optimistic.
 
 Batch 8, 32 query heads, 8 KV heads, head_dim 128, tiles of 128, over the arrays that `append`
 writes, float16 metadata. Ratios are against XLA's attention over a dense bfloat16 cache, estimated
-in the same run. Lines come out as they are made, and a line that is there is not made again.
+in the same run. Lines come out as they are made; a line that is there is not made again unless it
+failed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from kvjax.encode.base import Encoder
 from kvjax.encode.heed import heed
@@ -38,6 +40,7 @@ from kvjax.ops.dense_decode_attention.api import dense_decode_attention
 from kvjax.ops.partials import Scoring, merge
 from kvjax.ops.quantized_decode_attention.api import quantized_decode_attention, tpu_walk
 
+ROOT = Path(__file__).resolve().parents[2]
 BATCH, HEADS, KV_HEADS, DIM, TILE, SINKS = 8, 32, 8, 128, 128, 128
 SCORING = Scoring(DIM**-0.5)
 BANDWIDTH = {"v5e": 819e9, "v6e": 1640e9, "v5p": 2765e9, "tpu7x": 3690e9}  # bytes/s of a device
@@ -202,7 +205,7 @@ def record(measure: Callable[..., Any], name: str, size: int, target: str) -> di
     found = measure(spec, target, environment, timeout=1800)
     head = {"target": target, "size": size, "case": name, "note": "compiled schedule, not run"}
     if "error" in found:
-        return head | {"error": " ".join(found["error"])[:300]}
+        return head | {"error": " ".join(found["error"])[:300].replace(str(ROOT), ".")}
     longest = max(found["hlos"], key=lambda h: h["cycles"] * h["calls"])
     busy = {unit: slots["util"] for unit, slots in longest["slots"].items()}
     limit = "HBM" if found["bound"] == "hbm" else "issue"
@@ -264,6 +267,7 @@ def main(_: list[str]) -> None:
     path = Path(_OUT.value).with_suffix(".jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     records = [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
+    records = [r for r in records if "error" not in r]
     done = {(r["target"], r["size"], r["case"]) for r in records}
     for name in _CASES.value:
         for size in map(int, _SIZES.value):
