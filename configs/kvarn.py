@@ -118,6 +118,7 @@ def _grid() -> dict[str, dict[str, Any]]:
     add("int8", "int8")
     add("heed-2-no-feedback", "heed", 2, feedback=False)
     add("heed-2-no-coupling", "heed", 2, coupling=0.0)
-    add("heed-2-no-horizon", "heed", 2, horizon=0)
+    add("heed-2-no-sweeps", "heed", 2, sweeps=0)
+    add("heed-2-queries-alone", "heed", 2, own_share=0.0)
     add("heed-2-fit-alone", "heed", 2, feedback=False, coupling=0.0)
     return rows

@@ -15,10 +15,9 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
-from kvjax.cache.attend import after, rope
+from kvjax.cache.attend import after
 from kvjax.cache.layout import Layout, Plan
 from kvjax.cache.segments import Chunk, Exact, LayerCache, Tiles, write_ring, write_run, write_tile
 
@@ -131,7 +130,10 @@ def _encode_rows(layer: LayerCache, entries: Exact, full: Array) -> Tiles:
     assert encoder is not None
     # Rows without a full tile hold unwritten slots here; they must not meet the arithmetic.
     clean = {n: jnp.where(full[:, None, None, None], x, 0) for n, x in entries.items()}
-    query = _future_queries(layer, clean[QUERY]) if QUERY in clean else None
+    query = clean.get(QUERY)
+    if query is not None:
+        batch, _, _, dim = query.shape
+        query = query.reshape(batch, layer.spec.kv_heads, -1, dim)
     tiles, at = {}, 0
     for stream in layer.spec.streams:
         meets = None
@@ -143,20 +145,7 @@ def _encode_rows(layer: LayerCache, entries: Exact, full: Array) -> Tiles:
 
 def keeps_queries(plan: Plan, here: Layout) -> bool:
     """Whether `recent` holds its tokens' queries too, [B,H,R,D] by the name `QUERY`."""
-    return here.tiles > 0 and plan.encode is not None and bool(plan.encode.query_offsets)
-
-
-def _future_queries(layer: LayerCache, query: Array) -> Array:
-    """[B,H,C,D] -> [B,K,n,D]: the queries of each KV head's group, as they would be at later
-    positions; without RoPE a query is the same everywhere."""
-    spec, encoder = layer.spec, layer.plan.encode
-    assert encoder is not None
-    query = query.reshape(query.shape[0], spec.kv_heads, -1, query.shape[-1])
-    if spec.inverse_frequencies is None:
-        return query
-    angles = np.outer(encoder.query_offsets, spec.inverse_frequencies).astype(np.float32)
-    turned = [rope(query, jnp.cos(a[None, None]), jnp.sin(a[None, None])) for a in angles]
-    return jnp.concatenate(turned, axis=2)
+    return here.tiles > 0 and plan.encode is not None and plan.encode.reads_queries
 
 
 def _left_over(desk: Exact, flushed: Array, size: int) -> Exact:

@@ -61,7 +61,6 @@ class LayerSpec:
       softcap: Gemma 2's cap, scores become cap·tanh(score / cap) before the mask; None: no cap.
       window: a token sees itself and the window − 1 tokens before it; None: all of them.
       dtype: the dtype of exact entries, `"float32"` or `"bfloat16"`.
-      inverse_frequencies: RoPE's angle per position for each pair of channels; None: no RoPE.
     """
 
     streams: tuple[StreamSpec, ...]
@@ -70,7 +69,6 @@ class LayerSpec:
     softcap: float | None = None
     window: int | None = None
     dtype: str = "float32"
-    inverse_frequencies: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
@@ -120,11 +118,10 @@ def heads_spec(
     softcap: float | None = None,
     window: int | None = None,
     dtype: str = "float32",
-    inverse_frequencies: tuple[float, ...] | None = None,
 ) -> LayerSpec:
     """The spec of ordinary (MHA, GQA, MQA) attention: streams `k` and `v`, K heads of D each."""
     streams = (
         StreamSpec("k", num_kv_heads, head_dim, "key"),
         StreamSpec("v", num_kv_heads, head_dim, "value"),
     )
-    return LayerSpec(streams, num_heads, scale, softcap, window, dtype, inverse_frequencies)
+    return LayerSpec(streams, num_heads, scale, softcap, window, dtype)

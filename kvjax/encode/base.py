@@ -70,14 +70,14 @@ class Encoder:
         raise NotImplementedError
 
     @property
-    def query_offsets(self) -> tuple[int, ...]:
-        """Where queries are wanted at encoding: how many tokens after their own positions. Not
-        empty: the cache keeps queries beside the exact keys and encodes by ``encode_tile_for``."""
-        return ()
+    def reads_queries(self) -> bool:
+        """Whether keys are encoded by ``encode_tile_for``: the cache then keeps the queries of its
+        exact tokens until their tile is full."""
+        return False
 
     def encode_tile_for(self, x: jax.Array, role: str, query: jax.Array | None) -> Tile:
-        """``encode_tile`` of tiles that will meet query [..., n, D] (original frame): those of the
-        tile's own tokens, turned to each of ``query_offsets``. None for values."""
+        """``encode_tile`` with the queries [..., n, D] (original frame) of the tile's own tokens and
+        of all heads that read this kv head; None for values."""
         return self.encode_tile(x, role)
 
     def decode_tile(self, tile: Tile, role: str, dim: int) -> jax.Array:

@@ -22,10 +22,14 @@ a tile's channels in the place of a weight's columns. Channels go in the order o
 that those that matter most are rounded while many are left to compensate. A channel's row of tokens
 is fitted as above, to its targets, so that scale and zero serve the feedback too.
 
-C is estimated when a tile is full, from the queries of the tile's own tokens, all heads of a KV
-head's group. A cached key meets queries from further and further on, whose RoPE angle has moved, so
-the mean runs over the same queries turned to 0, h/8, h/4, h/2 and h tokens on, h the horizon: this
-takes off a quarter of the remaining key error. 5 % of the mean diagonal is added.
+*Sweeps.* A channel rounded early knew nothing of the errors after it. So each is rounded again, in
+the same order, to what is best given all the others, k_i + Σ_{j≠i} C_ij e_j / C_ii, under the scale
+it has, which is refitted to the new codes: coordinate descent on Σ_t e_tᵀ C e_t.
+
+*C* is estimated when a tile is full, from the queries of the tile's own tokens, all heads of a KV
+head's group. They are few, and the queries that will single a token out are not among them: those
+resemble the keys. So C is the mean of the queries' second moment and the keys' own covariance,
+each at a mean diagonal of 1, and 5 % is added to the diagonal.
 
 *Values.* The output's error is Σ_t p_t e_t. Attention spreads over a tile, so errors of one sign
 add up: E[p pᵀ] is taken as proportional to I + μ 1 1ᵀ, and the same factorisation gives token t of
@@ -51,13 +55,16 @@ class Heed(Rtn):
     key_bits: int = 2
     value_bits: int = 2
     feedback: bool = True
-    horizon: int = 1024
+    sweeps: int = 2
+    own_share: float = 0.5
     coupling: float = 0.05
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.horizon < 0:
-            raise ValueError(f"horizon={self.horizon} must be 0 or more tokens, such as 1024")
+        if self.sweeps < 0:
+            raise ValueError(f"sweeps={self.sweeps} must be 0 or more, such as 2")
+        if not 0 <= self.own_share <= 1:
+            raise ValueError(f"own_share={self.own_share} must be from 0 to 1, such as 0.5")
         if not 0 <= self.coupling <= 1:
             raise ValueError(f"coupling={self.coupling} must be from 0 (none) to 1, such as 0.05")
 
@@ -72,19 +79,26 @@ class Heed(Rtn):
         return hadamard.rotate(x)
 
     @property
-    def query_offsets(self) -> tuple[int, ...]:
-        if not self.feedback:
-            return ()
-        ahead = {self.horizon // 8, self.horizon // 4, self.horizon // 2, self.horizon}
-        return tuple(sorted({0} | ahead))
+    def reads_queries(self) -> bool:
+        return self.feedback
 
     def encode_tile(self, x: jax.Array, role: str) -> Tile:
         return self.encode_tile_for(x, role, None)
 
     def encode_tile_for(self, x: jax.Array, role: str, query: jax.Array | None) -> Tile:
         self.check_tile(x, role)
-        options = Options(self.bits(role), self.meta_dtype, self.feedback, self.coupling)
-        return heed_tile(x, role, options, query)
+        return heed_tile(x, role, self.options(role), query)
+
+    def options(self, role: str) -> Options:
+        """How tiles of one role are encoded."""
+        return Options(
+            self.bits(role),
+            self.meta_dtype,
+            self.feedback,
+            self.sweeps,
+            self.own_share,
+            self.coupling,
+        )
 
 
 def heed(
@@ -93,7 +107,8 @@ def heed(
     tile: int = 128,
     meta_dtype: str = "float16",
     feedback: bool = True,
-    horizon: int = 1024,
+    sweeps: int = 2,
+    own_share: float = 0.5,
     coupling: float = 0.05,
 ) -> Heed:
     """Least-squares rows and query-aware error feedback; the head dim is a power of two.
@@ -107,12 +122,13 @@ def heed(
       meta_dtype: "float16" or "bfloat16", for scales and zeros. Codes are chosen for the scales as
         stored.
       feedback: False fits each row by itself; then no queries are kept.
-      horizon: how many tokens on the queries are turned at most; 0 takes them as they are.
+      sweeps: how often all key channels are rounded again.
+      own_share: share of the keys' own covariance in C; 0 takes the queries alone.
       coupling: μ, how much the errors of a tile's value tokens add up; 0 fits each by itself.
 
     Raises:
-      ValueError: for another width, tile, dtype, horizon or coupling; on use, for a head dim that
-        cannot be rotated.
+      ValueError: for another width, tile, dtype, sweeps, own_share or coupling; on use, for a head
+        dim that cannot be rotated.
     """
     return Heed(
         tile=tile,
@@ -120,6 +136,7 @@ def heed(
         value_bits=value_bits,
         meta_dtype=meta_dtype,
         feedback=feedback,
-        horizon=horizon,
+        sweeps=sweeps,
+        own_share=own_share,
         coupling=coupling,
     )

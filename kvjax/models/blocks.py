@@ -204,7 +204,6 @@ class Block(nnx.Module):
 
 def layer_spec(config: DecoderConfig, layer: LayerConfig, dtype: str) -> LayerSpec:
     """What the cache must hold for one layer."""
-    rope = layer.rope.inverse_frequencies(config.head_dim)[0] if layer.rope is not None else None
     return heads_spec(
         config.num_heads,
         config.num_kv_heads,
@@ -213,7 +212,6 @@ def layer_spec(config: DecoderConfig, layer: LayerConfig, dtype: str) -> LayerSp
         softcap=config.attention_softcap,
         window=layer.window,
         dtype=dtype,
-        inverse_frequencies=None if rope is None else tuple(map(float, rope)),
     )
 
 

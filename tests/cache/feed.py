@@ -16,9 +16,7 @@ HEADS, KV, DIM = 6, 3, 16
 def layer_spec(
     window=None, softcap=None, heads=HEADS, kv=KV, dim=DIM, dtype="float32"
 ) -> LayerSpec:
-    rope = tuple(100.0 ** (-2 * i / dim) for i in range(dim // 2))
-    return heads_spec(heads, kv, dim, scale=dim**-0.5, softcap=softcap, window=window, dtype=dtype,
-                      inverse_frequencies=rope)  # fmt: skip
+    return heads_spec(heads, kv, dim, scale=dim**-0.5, softcap=softcap, window=window, dtype=dtype)
 
 
 def draw(seed: int, batch: int, length: int, spec: LayerSpec):

@@ -21,7 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 from kvjax.ops import packing
 from kvjax.ops.affine import Tile
 from kvjax.ops.encode_tile.blocks import Blocks, largest_divisor
-from kvjax.ops.encode_tile.heed import CLIPS, DAMPING, Heed
+from kvjax.ops.encode_tile.heed import DAMPING, Heed
 from kvjax.ops.encode_tile.reference import Kvarn, balance, tile_std
 
 F32, I32 = jnp.float32, jnp.int32
@@ -273,7 +273,7 @@ def _fit_row(row: jax.Array, options: Heed) -> tuple[jax.Array, jax.Array, jax.A
     low, high = row.min(axis=-1, keepdims=True), row.max(axis=-1, keepdims=True)
     center = row.mean(axis=-1, keepdims=True)
     middle, half = (low + high) / 2, (high - low) / 2
-    found = [_fit_range(row, center, middle, half * clip, options) for clip in CLIPS]
+    found = [_fit_range(row, center, middle, half * clip, options) for clip in options.clips]
     error, *best = found[0]
     for new_error, *new in found[1:]:
         better = new_error < error
