@@ -76,7 +76,7 @@ class Encoder:
         return False
 
     def encode_tile_for(self, x: jax.Array, role: str, query: jax.Array | None) -> Tile:
-        """``encode_tile`` with the queries [..., n, D] (original frame) of the tile's own tokens and
+        """``encode_tile`` with the queries [..., n, D] (original frame) of the tile's tokens and
         of all heads that read this kv head; None for values."""
         return self.encode_tile(x, role)
 
