@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvjax.ops.partials import Partial, group_queries, merge, ungroup
+from kvjax.ops.partials import Block, Partial, Scoring, Visible, group_queries, merge, read, ungroup
 
 
 def partial_of(scores, values) -> Partial:
@@ -56,3 +56,22 @@ def test_grouping_keeps_heads_with_their_kv_head():
     # Head h reads KV head h // G; within it, heads come before tokens.
     np.testing.assert_array_equal(grouped[1, 1, 2 * t + 1], q[1, 1, g + 2])
     np.testing.assert_array_equal(ungroup(grouped, t), q)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_bias_per_query_or_for_all_is_added_to_the_scores(rows, causal):
+    r = np.random.default_rng(0)
+    query, key, value = r.normal(size=(2, 3, 4, 8)), r.normal(size=(2, 2, 5, 8)), r.normal(
+        size=(2, 2, 5, 6))  # fmt: skip
+    bias = np.where(r.random((2, rows, 5)) < 0.3, -np.inf, r.normal(size=(2, rows, 5)))
+    bias[:, :, 0] = 0.0  # something is always seen
+    query, key, value, bias = (x.astype(np.float32) for x in (query, key, value, bias))
+    positions = np.asarray([[5, 6, 7], [9, 9, 9]], np.int32)
+    block = Block(key, value, np.zeros((2, 5), np.int32), np.ones((2, 5), bool), bias)
+    got = read(query, positions, lambda i: block, 1, Scoring(0.5), Visible(causal=causal))
+    scores = np.einsum("btkgd,bksd->btkgs", query.reshape(2, 3, 2, 2, 8), key) * 0.5
+    scores = scores + bias[:, :, None, None]
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    out = np.einsum("btkgs,bksd->btkgd", p / p.sum(-1, keepdims=True), value)
+    np.testing.assert_allclose(got.out, out.reshape(2, 3, 4, 6), rtol=1e-4, atol=1e-5)
