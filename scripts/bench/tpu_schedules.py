@@ -30,7 +30,6 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from kvjax.encode.base import Encoder
