@@ -45,6 +45,7 @@ def delta_scan(
       per: "row" (λ of value rows, delta-mem, Gated DeltaNet) or "key" (of key channels, KDA).
       read: "before" (S_{t-1} q_t, delta-mem) or "after" (S_t q_t) the token's own write.
       form: "recurrent", "chunked", or None: by shape and backend. One token is always one step.
+        Where the kernel is asked for, the form of the gradient.
       chunk: C, tokens of a chunk, a power of two.
       implementation: None, "reference" or "tpu" (see `kvjax.ops.dispatch.choose`): the kernel for
         small states. None also leaves large states to the chunked form's matrix products.
@@ -59,7 +60,7 @@ def delta_scan(
     rule, given = Rule(per, read), Tokens(query, key, value, decay, erase, erase_key)
     state, tokens = jax.tree.map(lambda x: x.astype(jnp.float32), (state, given))
     refusals = {"tpu": lambda: tpu.refusal(rule, state, tokens)}
-    kernel = form is None and choose(NAME, implementation, refusals) == "tpu"
+    kernel = choose(NAME, implementation, refusals) == "tpu" and (not form or bool(implementation))
     if query.shape[1] == 1 and implementation is None:
         final, reads = step(rule, state, jax.tree.map(lambda x: x[:, 0], tokens))
         return reads[:, None], final
