@@ -61,6 +61,8 @@ def tpu_blocks(
     """
     heads = 2 if kv_heads % 2 == 0 else 1
     tokens = 8192 if tiles * tile >= 16384 else 4096
+    if cores > 1 and tiles * tile >= 32768:
+        tokens = 16384  # each core has half of the steps to hide that cost behind
     most = min(tokens // tile, STEP_BYTES // (heads * tile_bytes))
     step = min(tiles, max(SUBLANES, most // SUBLANES * SUBLANES))
     rows = batch * kv_heads // heads
