@@ -214,7 +214,7 @@ def scanned(everything: bool) -> Iterator[Program]:
 
         return jax.grad(loss, range(len(given)))(*given)
 
-    kernel = {"implementation": "tpu", "form": "chunked"}
+    kernel = {"implementation": "tpu"}
     cases: list[tuple[Callable[..., Any], tuple[int, ...], str, dict[str, Any]]] = [
         (scan, (8, 512, 1, 8, 8), "row", kernel),
         (trained, (8, 512, 1, 8, 8), "row", kernel),

@@ -67,24 +67,27 @@ def delta_scan(
     by_time = jax.tree.map(lambda x: x.swapaxes(0, 1), tokens)
     chunk = min(chunk, 1 << (query.shape[1] - 1).bit_length())  # short runs are not padded to 64
     chunk = max(chunk, 8) if kernel else chunk
-    systems = max(erase.shape[-1], decay.shape[-1] if per == "row" else 1)
-    form = form or best_form(jax.default_backend(), state.shape[2] * state.shape[3], systems)
+    gates = max(erase.shape[-1], decay.shape[-1])
+    if form is None:
+        # Behind the kernel it is the gradient's: V systems a chunk take minutes to compile.
+        best = best_form(jax.default_backend(), state.shape[2] * state.shape[3], gates)
+        form = "recurrent" if kernel else best
     final, reads = walk.scan(walk.Walk(rule, form, chunk, kernel), state, by_time)
     return reads.swapaxes(0, 1), final
 
 
-def best_form(backend: str, numbers: int, systems: int) -> str:
+def best_form(backend: str, numbers: int, gates: int) -> str:
     """The faster form: see `scripts/bench/delta_scan.py`.
 
-    A loop over tokens wins where a step costs no launch, on CPUs, if the state is small, or if
-    rows with gates of their own give the chunked form as many triangular systems.
+    A loop over tokens wins where a step costs no launch, on CPUs, if the state is small or each row
+    or channel has its own gate; elsewhere matrix products do.
 
     Args:
       backend: JAX's name.
       numbers: of one state.
-      systems: triangular systems a chunk and head, 1 or V.
+      gates: of a token and head.
     """
-    return "recurrent" if backend == "cpu" and (numbers <= SMALL or systems > 1) else "chunked"
+    return "recurrent" if backend == "cpu" and (numbers <= SMALL or gates > 1) else "chunked"
 
 
 def _check(
