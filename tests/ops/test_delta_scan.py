@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from kvjax.ops.delta_scan import api, reference, tpu
+from kvjax.ops.delta_scan import api, reference, tpu, walk
 from kvjax.ops.delta_scan.api import best_form, delta_scan
 from kvjax.ops.delta_scan.blocks import Blocks, blocks_for
 from kvjax.ops.delta_scan.chunked import unit_lower_inverse
@@ -217,6 +217,23 @@ def test_the_tpu_kernel_is_the_recurrence(per, read, gate, tokens):
         np.testing.assert_allclose(
             starts[1], reference.recurrent(rule, state, part)[0], atol=1e-5
         )
+
+
+@pytest.mark.slow
+def test_the_gradient_behind_the_kernel(monkeypatch):
+    """From the states that the kernel keeps at the starts of its chunks."""
+    monkeypatch.setattr(walk.tpu, "scan", partial(tpu.scan, interpret=True))
+    arguments = drawn(19, 0.1, 0.9)
+    tokens = Tokens(*(x.swapaxes(0, 1) for x in arguments[1:]))
+
+    def loss(kernel, arguments):
+        found = walk.scan(walk.Walk(Rule(), "recurrent", 8, kernel), *arguments)
+        return sum((x * jnp.arange(x.size).reshape(x.shape)).mean() for x in found)
+
+    got, wanted = (jax.grad(partial(loss, kernel))((arguments[0], tokens))
+                   for kernel in (True, False))  # fmt: skip
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        assert relative(a, b) < 1e-5
 
 
 def test_more_rows_than_one_block_of_lanes():
