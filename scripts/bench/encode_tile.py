@@ -24,10 +24,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from kvjax import encode
-from kvjax.cache.attend import rope
 from kvjax.ops.encode_tile import tpu
 from kvjax.ops.encode_tile.heed import Heed
 
@@ -50,14 +48,10 @@ def kvarn_value() -> Factory:
 
 
 def heed_key() -> Factory:
-    """With the queries turned to later positions and their mean of q qᵀ, both XLA's."""
-    frequencies = 1e6 ** (-np.arange(0, DIM, 2) / DIM)
-    angles = np.outer(encode.heed().query_offsets, frequencies).astype(np.float32)
+    """With the sum of q qᵀ, XLA's."""
 
     def one(x: jax.Array, query: jax.Array) -> Any:
-        query = query.reshape(1, KV_HEADS, -1, DIM)
-        turned = [rope(query, jnp.cos(a[None, None]), jnp.sin(a[None, None])) for a in angles]
-        return tpu.heed_tile(x, "key", Heed(2), jnp.concatenate(turned, axis=2))
+        return tpu.heed_tile(x, "key", Heed(2), query.reshape(1, KV_HEADS, -1, DIM))
 
     return one, [TILES, QUERIES]
 

@@ -231,7 +231,7 @@ def heed_tile(
     blocks: Blocks | None = None,
     interpret: Any = False,
 ) -> Tile:
-    """`heed.heed_tile` in one kernel, but for the mean of q qᵀ, which is XLA's; x [..., C, D]."""
+    """`heed.heed_tile` in one kernel, but for the sum of q qᵀ, which is XLA's; x [..., C, D]."""
     tokens, dim = x.shape[-2:]
     total = math.prod(x.shape[:-2])
     blocks = blocks or Blocks(largest_divisor(total, max(1, HEED_WORK // (tokens * dim))))
@@ -271,9 +271,13 @@ def _fit_tiles(x_ref: Any, codes_ref: Any, affine_ref: Any, *, role: str, option
 def _fit_row(row: jax.Array, options: Heed) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`heed.fit_row` of [..., M]: codes as float32, and scale and zero [..., 1] as stored."""
     low, high = row.min(axis=-1, keepdims=True), row.max(axis=-1, keepdims=True)
-    center = row.mean(axis=-1, keepdims=True)
     middle, half = (low + high) / 2, (high - low) / 2
-    found = [_fit_range(row, center, middle, half * clip, options) for clip in options.clips]
+    found = []
+    for clip in options.clips:
+        step = jnp.maximum(2 * half * clip / (2**options.bits - 1), 1e-10)
+        codes, scale, zero = _round_and_fit(row, step, middle - half * clip, options)
+        error = row - (codes * scale + zero)
+        found.append(((error * error).sum(axis=-1, keepdims=True), codes, scale, zero))
     error, *best = found[0]
     for new_error, *new in found[1:]:
         better = new_error < error
@@ -283,21 +287,25 @@ def _fit_row(row: jax.Array, options: Heed) -> tuple[jax.Array, jax.Array, jax.A
     return codes, scale, zero
 
 
-def _fit_range(
-    row: jax.Array, center: jax.Array, middle: jax.Array, half: jax.Array, options: Heed
-) -> tuple[jax.Array, ...]:
-    levels = 2**options.bits - 1
-    step = jnp.maximum(2 * half / levels, 1e-10)
-    codes = jnp.clip(jnp.round((row - (middle - half)) * (1 / step)), 0, levels)
-    mean = codes.mean(axis=-1, keepdims=True)
+def _refit_row(
+    row: jax.Array, scale: jax.Array, zero: jax.Array, options: Heed
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`heed.refit_row` of [..., M]."""
+    scale = jnp.where(jnp.abs(scale) > 1e-10, scale, 1e-10)
+    return _round_and_fit(row, scale, zero, options)
+
+
+def _round_and_fit(
+    row: jax.Array, scale: jax.Array, zero: jax.Array, options: Heed
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    codes = jnp.clip(jnp.round((row - zero) * (1 / scale)), 0, 2**options.bits - 1)
+    mean, center = codes.mean(axis=-1, keepdims=True), row.mean(axis=-1, keepdims=True)
     apart = codes - mean
     power = (apart * apart).sum(axis=-1, keepdims=True)
     slope = (apart * (row - center)).sum(axis=-1, keepdims=True) / jnp.maximum(power, 1e-10)
-    scale = jnp.where(power > 0, slope, step)
+    scale = jnp.where(power > 0, slope, scale)
     zero = _rounded(center - scale * mean, options.meta_dtype)
-    scale = _rounded(scale, options.meta_dtype)
-    error = row - (codes * scale + zero)
-    return (error * error).sum(axis=-1, keepdims=True), codes, scale, zero
+    return codes, _rounded(scale, options.meta_dtype), zero
 
 
 def _values_in_turn(
@@ -314,7 +322,8 @@ def _values_in_turn(
         left = (tokens - jnp.full((1, 1), t)).astype(F32)
         share = options.coupling / (1 + options.coupling * left)
         row = rows_ref[t]
-        codes, scale, zero = _fit_row(row + share * total, options)
+        ranged = row.max(axis=-1, keepdims=True) > row.min(axis=-1, keepdims=True)
+        codes, scale, zero = _fit_row(row + jnp.where(ranged, share * total, 0.0), options)
         code_ref[t] = codes
         meta_ref[t] = jnp.broadcast_to(_pair(scale, zero, options.meta_dtype), row.shape)
         return total + (row - (codes * scale + zero))
@@ -327,72 +336,100 @@ def _values_in_turn(
 
 def _key_scratch(tiles: int, tokens: int, dim: int) -> list[Any]:
     """What `_keys_in_turn` keeps in vector memory, in the order of its arguments."""
-    turned = (GROUP, tiles, tokens)
+    square, rows = (tiles, dim, dim), (tiles, dim, tokens)
+    channels, turned = (dim, tiles, tokens), (GROUP, tiles, tokens)
     shapes = [
-        (tiles, dim, dim), (tiles, dim, dim), (tiles, 1, dim), (tiles, dim, tokens),
-        (tiles, dim, tokens), (tiles, dim, tokens), turned, turned, turned, (GROUP - 1, *turned),
+        square, square, square, (tiles, 1, dim), rows, rows, channels, channels, channels,
+        turned, turned, turned, (GROUP - 1, *turned),
     ]  # fmt: skip
-    floats = [pltpu.VMEM(shape, F32) for shape in shapes]
-    return [*floats, pltpu.VMEM((tiles, dim, dim), I32), pltpu.VMEM((GROUP, tiles, dim), I32)]
+    return [pltpu.VMEM(shape, F32) for shape in shapes]
 
 
 def _keys_in_turn(
     x_ref: Any, power_ref: Any, codes_ref: Any, affine_ref: Any, c_ref: Any, f_ref: Any,
-    rank_ref: Any, rows_ref: Any, errors_ref: Any, code_ref: Any, row_ref: Any, target_ref: Any,
-    turn_ref: Any, weight_ref: Any, meta_ref: Any, turn_meta_ref: Any,
+    pull_ref: Any, rank_ref: Any, rows_ref: Any, errors_ref: Any, code_ref: Any, scale_ref: Any,
+    zero_ref: Any, row_ref: Any, target_ref: Any, turn_ref: Any, weight_ref: Any,
     *, role: str, options: Heed,
 ) -> None:  # fmt: skip
     # x [n,C,D], power [n,D,D]; codes [n,W,C], affine [n,1,D] int32
     tiles, tokens, dim = x_ref.shape
+    groups = dim // GROUP
     for i in range(tiles):
-        rank, order, c_ref[i] = _order(power_ref[i])
-        rank_ref[i], rows_ref[i] = rank, _dot(order, _rows(x_ref[i], role, True))
+        rows = _rows(x_ref[i], role, True)
+        rank_ref[i], order = _order(_score_power(power_ref[i], rows, options), c_ref, pull_ref, i)
+        rows_ref[i] = _dot(order, rows)
     errors_ref[...] = jnp.zeros(errors_ref.shape, F32)
-    lax.fori_loop(0, dim // GROUP, partial(_factor, c_ref, f_ref), None)
+    lax.fori_loop(0, groups, partial(_factor, c_ref, f_ref), None)
 
-    def group(g: jax.Array, _: None) -> None:
-        at = pl.ds(pl.multiple_of(g * GROUP, GROUP), GROUP)
-        _targets(g * GROUP, at, f_ref, rows_ref, errors_ref, row_ref, target_ref, weight_ref)
-        errors: list[jax.Array] = []
+    def group(turn: jax.Array, _: None, again: bool) -> None:
+        first = pl.multiple_of(lax.rem(turn, groups) * GROUP, GROUP)
+        _targets(
+            first, pull_ref if again else f_ref, rows_ref, errors_ref, row_ref, target_ref,
+            turn_ref, weight_ref,
+        )  # fmt: skip
+        changes: list[jax.Array] = []
         for k in range(GROUP):
-            target = target_ref[k]
+            target, channel = target_ref[k], first + k
             for j in range(k):
-                target = target + weight_ref[j, k] * errors[j]
-            codes, scale, zero = _fit_row(target, options)
-            errors.append(row_ref[k] - (codes * scale + zero))
-            meta = _pair(scale, zero, options.meta_dtype)
-            target_ref[k], turn_ref[k] = codes, errors[k]
-            turn_meta_ref[k] = jnp.broadcast_to(meta, (tiles, dim))
+                target = target + weight_ref[j, k] * changes[j]
+            if again:
+                codes, scale, zero = _refit_row(
+                    target, scale_ref[channel], zero_ref[channel], options
+                )
+            else:
+                codes, scale, zero = _fit_row(target, options)
+            error = row_ref[k] - (codes * scale + zero)
+            changes.append(error - turn_ref[k])
+            turn_ref[k], code_ref[channel] = error, codes
+            scale_ref[channel] = jnp.broadcast_to(scale, codes.shape)
+            zero_ref[channel] = jnp.broadcast_to(zero, codes.shape)
         for i in range(tiles):
-            errors_ref[i, at, :], code_ref[i, at, :] = turn_ref[:, i, :], target_ref[:, i, :]
-            meta_ref[i, at, :] = turn_meta_ref[:, i, :]
+            errors_ref[i, pl.ds(first, GROUP), :] = turn_ref[:, i, :]
 
-    lax.fori_loop(0, dim // GROUP, group, None)
+    lax.fori_loop(0, groups, partial(group, again=False), None)
+    lax.fori_loop(0, options.sweeps * groups, partial(group, again=True), None)
     for i in range(tiles):
         order = rank_ref[i] == _iota((dim, dim), 0).astype(F32)
         codes = lax.dot_general(
-            order.astype(F32).astype(jnp.bfloat16), code_ref[i].astype(jnp.bfloat16),
+            order.astype(F32).astype(jnp.bfloat16), code_ref[:, i, :].astype(jnp.bfloat16),
             (((0,), (0,)), ((), ())), preferred_element_type=F32,
         )  # fmt: skip
         codes_ref[i] = _pack(codes, options.bits)
-        affine_ref[i] = jnp.sum(jnp.where(order, meta_ref[i], 0), axis=0, keepdims=True)
+        meta = _pair(scale_ref[:, i, :][:, :1], zero_ref[:, i, :][:, :1], options.meta_dtype)
+        affine_ref[i] = jnp.sum(jnp.where(order, meta, 0), axis=0, keepdims=True)
 
 
-def _order(power: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Σ q qᵀ [D,D] to each channel's place by falling power once rotated, float32 [1,D], the
-    permutation [D,D] that puts channels there, and the damped C in that order."""
+def _score_power(power: jax.Array, rows: jax.Array, options: Heed) -> jax.Array:
+    """`heed.score_power` of rows [D,C] and the unrotated queries' Σ q qᵀ [D,D]."""
+    matrix, eye = _hadamard(rows.shape[0]), _eye(rows.shape[0])
+    keys = rows - rows.mean(axis=-1, keepdims=True)
+    mixed = jnp.where(eye, DAMPING, 0.0)
+    moments = _dot(_dot(matrix, power), matrix), _dot(keys, keys, 1, 1)
+    for share, moment in zip((1 - options.own_share, options.own_share), moments, strict=True):
+        total = jnp.sum(jnp.where(eye, moment, 0.0), axis=(0, 1), keepdims=True)
+        mixed = mixed + moment * (share / jnp.maximum(total / eye.shape[0], 1e-30))
+    return mixed
+
+
+def _eye(dim: int) -> jax.Array:
+    return _iota((dim, dim), 0) == _iota((dim, dim), 1)
+
+
+def _order(power: jax.Array, c_ref: Any, pull_ref: Any, tile: int) -> tuple[jax.Array, jax.Array]:
+    """Each channel's place by falling C_ii, float32 [1,D], and the permutation [D,D] that puts
+    channels there. Writes C in that order, and C_ij / C_ii without its diagonal."""
     dim = power.shape[0]
-    matrix, eye = _hadamard(dim), _iota((dim, dim), 0) == _iota((dim, dim), 1)
-    power = _dot(_dot(matrix, power), matrix)
-    diagonal = jnp.where(eye, power, 0.0)
-    mean = jnp.sum(diagonal, axis=(0, 1), keepdims=True) / dim
-    power = power / jnp.maximum(mean, 1e-30) + jnp.where(eye, DAMPING, 0.0)
+    eye = _eye(dim)
     diagonal = jnp.where(eye, power, 0.0)
     column, row = (jnp.sum(diagonal, axis=axis, keepdims=True) for axis in (1, 0))
     ahead = (column > row) | ((column == row) & (_iota((dim, dim), 0) < _iota((dim, dim), 1)))
     rank = jnp.sum(jnp.where(ahead, 1.0, 0.0), axis=0, keepdims=True)
     order = jnp.where(rank == _iota((dim, dim), 0).astype(F32), 1.0, 0.0)
-    return rank, order, _dot(_dot(order, power), order, 1, 1)
+    power = _dot(_dot(order, power), order, 1, 1)
+    c_ref[tile] = power
+    own = jnp.sum(jnp.where(eye, power, 0.0), axis=1, keepdims=True)
+    pull_ref[tile] = jnp.where(eye, 0.0, power / own)
+    return rank, order
 
 
 def _dot(left: jax.Array, right: jax.Array, axis: int = 1, other: int = 0) -> jax.Array:
@@ -428,13 +465,14 @@ def _factor(c_ref: Any, f_ref: Any, step: jax.Array, _: None) -> None:
 
 
 def _targets(
-    first: jax.Array, at: Any, f_ref: Any, rows_ref: Any, errors_ref: Any, row_ref: Any,
-    target_ref: Any, weight_ref: Any,
+    first: jax.Array, weights_ref: Any, rows_ref: Any, errors_ref: Any, row_ref: Any,
+    target_ref: Any, turn_ref: Any, weight_ref: Any,
 ) -> None:  # fmt: skip
-    """Rows of a group of channels, their targets as far as earlier groups go, and their weights
-    on each other, turned so that a channel's rows of all tiles are one block."""
+    """Rows of a group of channels, their targets by the errors as they stand, these errors, and the
+    weights on each other, turned so that a channel's rows of all tiles are one block."""
     tiles, _, tokens = rows_ref.shape
-    weights, rows = f_ref[:, at, :], rows_ref[:, at, :]
+    at = pl.ds(first, GROUP)
+    weights, rows, errors = (ref[:, at, :] for ref in (weights_ref, rows_ref, errors_ref))
     lane = _iota((1, *weights.shape[1:]), 2)
     push = [_dot(weights[i], errors_ref[i]) for i in range(tiles)]
     columns = [
@@ -443,5 +481,6 @@ def _targets(
     ]
     for i in range(tiles):
         row_ref[:, i, :], target_ref[:, i, :] = rows[i], rows[i] + push[i]
+        turn_ref[:, i, :] = errors[i]
         for j in range(GROUP - 1):
             weight_ref[j, :, i, :] = jnp.broadcast_to(columns[j][i], (GROUP, tokens))
