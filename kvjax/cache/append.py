@@ -22,6 +22,7 @@ from kvjax.cache.layout import Layout, Plan
 from kvjax.cache.segments import Chunk, Exact, LayerCache, Tiles, write_ring, write_run, write_tile
 
 QUERY = "query"  # the name in `recent` of queries that an encoder wants to see
+QUERY_DTYPE = jnp.bfloat16  # only their second moment is asked for
 
 
 def append(layer: LayerCache, chunk: Chunk, lse: Array | None = None) -> LayerCache:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kvjax.cache.append import keeps_queries
+from kvjax.cache.append import QUERY_DTYPE, keeps_queries
 from kvjax.cache.segments import LayerCache, ModelCache
 from kvjax.cache.spec import CacheSpec
 from kvjax.cache.transform import CacheTransform
@@ -73,6 +73,6 @@ def _layer_bytes(layer: LayerCache, batch: int) -> int:
         tile = encoder.tile_bytes(stream.encode_role, stream.dim) if encoder is not None else 0
         total += batch * stream.heads * (exact + here.tiles * tile)
     if keeps_queries(layer.plan, here):
-        query = layer.spec.num_heads * layer.spec.key_dim * jnp.dtype(layer.spec.dtype).itemsize
+        query = layer.spec.num_heads * layer.spec.key_dim * jnp.dtype(QUERY_DTYPE).itemsize
         total += batch * here.recent * query
     return total

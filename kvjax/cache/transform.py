@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kvjax.cache.append import QUERY, append, flush, keeps_queries
+from kvjax.cache.append import QUERY, QUERY_DTYPE, append, flush, keeps_queries
 from kvjax.cache.attend import attend, empty_streams
 from kvjax.cache.layout import Plan, layout
 from kvjax.cache.segments import LayerCache, ModelCache
@@ -111,7 +111,7 @@ def _init_layer(plan: Plan, spec: LayerSpec, batch: int, capacity: int) -> Layer
     recent = dict(empty_streams(spec, batch, here.recent))
     if keeps_queries(plan, here):
         shape = (batch, spec.num_heads, here.recent, spec.key_dim)
-        recent[QUERY] = jnp.zeros(shape, jnp.dtype(spec.dtype))
+        recent[QUERY] = jnp.zeros(shape, QUERY_DTYPE)
     return LayerCache(sink, body, recent, None, spec, plan, here)
 
 

@@ -113,8 +113,8 @@ def heed(
 ) -> Heed:
     """Least-squares rows and query-aware error feedback; the head dim is a power of two.
 
-    The exact window keeps the queries of its tokens beside their keys and values: `tile` queries a
-    head, whatever the context.
+    The exact window keeps the queries of its tokens beside their keys and values, in bfloat16:
+    `tile` queries a head, whatever the context.
 
     Args:
       key_bits, value_bits: 1, 2, 3, 4 or 8.

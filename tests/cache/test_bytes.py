@@ -16,6 +16,7 @@ TRANSFORMS = {
     "kvarn k4v2, tile 64": kvjax.cache(encode=e.kvarn(4, 2, tile=64)),
     "kivi, its values late": kvjax.cache(encode=e.kivi(), sink=4),
     "kitty": kvjax.cache(encode=e.kitty()),
+    "heed, with its queries": kvjax.cache(encode=e.heed(), sink=4),
     "streaming+kvarn": kvjax.cache(select=kvjax.select.streaming(4, 300), encode=e.kvarn()),
     "per layer": kvjax.per_layer(kvjax.cache(encode=e.kvarn()), {0: kvjax.cache()}),
 }
