@@ -160,6 +160,6 @@ def test_impossible_combinations(part, change, message):
 )  # fmt: skip
 def test_impossible_patches(change, message):
     config = config_module(CONFIG)[0].get_config()
-    config.grid["kivi-2-worst-exact"].exact_tokens = change
+    config.grid["kvarn-k2v2-worst-exact"].exact_tokens = change
     with pytest.raises(ValueError, match=message):
         rows.points(config)
