@@ -19,7 +19,22 @@ KEY_AXES = ("channel", "token")
 
 
 @dataclass(frozen=True)
-class HadamardRtn(Rtn):
+class Rotated(Rtn):
+    """Rtn's tiles, stored in the Hadamard matrix's frame."""
+
+    def validate(self, dim: int) -> None:
+        super().validate(dim)
+        hadamard.check_dim(dim)
+
+    def rotate(self, x: jax.Array, role: str) -> jax.Array:
+        return hadamard.rotate(x)
+
+    def unrotate(self, x: jax.Array, role: str) -> jax.Array:
+        return hadamard.rotate(x)
+
+
+@dataclass(frozen=True)
+class HadamardRtn(Rotated):
     """Rotated and rounded tiles; see :func:`hadamard_rtn`.
 
     Holds what Rtn holds. Keys per token are packed as all keys are, ``codes`` int32
@@ -32,16 +47,6 @@ class HadamardRtn(Rtn):
         super().__post_init__()
         if self.key_axis not in KEY_AXES:
             raise ValueError(f"key_axis={self.key_axis!r} is unknown: choose one of {KEY_AXES}")
-
-    def validate(self, dim: int) -> None:
-        super().validate(dim)
-        hadamard.check_dim(dim)
-
-    def rotate(self, x: jax.Array, role: str) -> jax.Array:
-        return hadamard.rotate(x)
-
-    def unrotate(self, x: jax.Array, role: str) -> jax.Array:
-        return hadamard.rotate(x)
 
     def turned(self, role: str) -> bool:
         """Whether the numbers that share a scale lie across those that share a word."""

@@ -42,14 +42,13 @@ from dataclasses import dataclass
 import jax
 
 from kvjax.encode.base import Tile
-from kvjax.encode.rtn import Rtn
-from kvjax.ops import hadamard
+from kvjax.encode.hadamard_rtn import Rotated
 from kvjax.ops.encode_tile.api import heed_tile
 from kvjax.ops.encode_tile.heed import Heed as Options
 
 
 @dataclass(frozen=True)
-class Heed(Rtn):
+class Heed(Rotated):
     """Fitted tiles; see :func:`heed`. Holds what Rtn holds."""
 
     key_bits: int = 2
@@ -67,16 +66,6 @@ class Heed(Rtn):
             raise ValueError(f"own_share={self.own_share} must be from 0 to 1, such as 0.5")
         if not 0 <= self.coupling <= 1:
             raise ValueError(f"coupling={self.coupling} must be from 0 (none) to 1, such as 0.05")
-
-    def validate(self, dim: int) -> None:
-        super().validate(dim)
-        hadamard.check_dim(dim)
-
-    def rotate(self, x: jax.Array, role: str) -> jax.Array:
-        return hadamard.rotate(x)
-
-    def unrotate(self, x: jax.Array, role: str) -> jax.Array:
-        return hadamard.rotate(x)
 
     @property
     def reads_queries(self) -> bool:
