@@ -16,6 +16,7 @@ FILES = sorted(str(path) for path in (ROOT / "configs").glob("*.py") if path.ste
 VARIANTS = {
     "head_to_head": ("", "smoke", "full"),
     "kvarn": ("", "smoke", "paired", "retrieval", "paper"),
+    "lclm": ("", "tiny", "smollm2", "paper", "smoke"),
 }
 FILE_VARIANTS = [(file, variant) for file in FILES for variant in VARIANTS[Path(file).stem]]
 
