@@ -298,13 +298,19 @@ def _refit_row(
 def _round_and_fit(
     row: jax.Array, scale: jax.Array, zero: jax.Array, options: Heed
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    codes = jnp.clip(jnp.round((row - zero) * (1 / scale)), 0, 2**options.bits - 1)
-    mean, center = codes.mean(axis=-1, keepdims=True), row.mean(axis=-1, keepdims=True)
-    apart = codes - mean
-    power = (apart * apart).sum(axis=-1, keepdims=True)
-    slope = (apart * (row - center)).sum(axis=-1, keepdims=True) / jnp.maximum(power, 1e-10)
-    scale = jnp.where(power > 0, slope, scale)
-    zero = _rounded(center - scale * mean, options.meta_dtype)
+    """`heed.round_and_fit`, all of whose sums are taken at once: what a row costs is the time a
+    sum takes to arrive. Row and codes are taken about the middle of the range."""
+    half = (2**options.bits - 1) / 2
+    middle = zero + half * scale
+    codes = jnp.clip(jnp.round((row - zero) * (1 / scale)), 0, 2 * half)
+    row, apart = row - middle, codes - half
+    mean, center = apart.mean(axis=-1, keepdims=True), row.mean(axis=-1, keepdims=True)
+    count = row.shape[-1]
+    power = (apart * apart).sum(axis=-1, keepdims=True) - count * mean * mean
+    slope = (apart * row).sum(axis=-1, keepdims=True) - count * mean * center
+    # One code less than all the others makes it 1 - 1/count.
+    scale = jnp.where(power > 0.5, slope / jnp.maximum(power, 0.5), scale)
+    zero = _rounded(middle + center - scale * (mean + half), options.meta_dtype)
     return codes, _rounded(scale, options.meta_dtype), zero
 
 
