@@ -60,7 +60,8 @@ def delta_scan(
     rule, given = Rule(per, read), Tokens(query, key, value, decay, erase, erase_key)
     state, tokens = jax.tree.map(lambda x: x.astype(jnp.float32), (state, given))
     refusals = {"tpu": lambda: tpu.refusal(rule, state, tokens)}
-    kernel = choose(NAME, implementation, refusals) == "tpu" and (not form or bool(implementation))
+    chosen = choose(NAME, implementation, refusals, (state, tokens))
+    kernel = chosen == "tpu" and (not form or bool(implementation))
     if query.shape[1] == 1 and implementation is None:
         final, reads = step(rule, state, jax.tree.map(lambda x: x[:, 0], tokens))
         return reads[:, None], final

@@ -43,7 +43,7 @@ def dense_decode_attention(
         "tpu": lambda: tpu.refusal(query, key, value),
         "gpu": lambda: gpu.refusal(query, key, value),
     }
-    chosen = choose(NAME, implementation, refusals)
+    chosen = choose(NAME, implementation, refusals, (query, key, value))
     arguments = (query, key, value, length, bias)
     if chosen == "reference":
         return reference.attention(*arguments, scoring=scoring)

@@ -40,7 +40,7 @@ def kvarn_tile(
     if options.rotate:
         hadamard.check_dim(x.shape[-1])
     refusals = {"tpu": lambda: tpu.kvarn_refusal(x, options)}
-    if choose(NAME, implementation, refusals) == "tpu":
+    if choose(NAME, implementation, refusals, x) == "tpu":
         return tpu.kvarn_tile(x, role, options)
     return reference.kvarn_tile(x, role, options)
 
@@ -75,7 +75,7 @@ def heed_tile(
     check(x, role, options.bits, options.meta_dtype)
     hadamard.check_dim(x.shape[-1])
     refusals = {"tpu": lambda: tpu.refusal(x)}
-    if choose(NAME, implementation, refusals) == "tpu":
+    if choose(NAME, implementation, refusals, (x, query)) == "tpu":
         return tpu.heed_tile(x, role, options, query)
     return heed.heed_tile(x, role, options, query)
 

@@ -59,7 +59,7 @@ def quantized_decode_attention(
         "tpu": lambda: tpu.refusal(query, value, format),
         "gpu": lambda: gpu.refusal(query, value, format),
     }
-    chosen = choose(NAME, implementation, refusals)
+    chosen = choose(NAME, implementation, refusals, (query, key, value))
     if chosen == "reference":
         dim_k, dim_v = query.shape[-1], value["codes"].shape[-1]
 
