@@ -51,7 +51,15 @@ def get_config(arg: str = "") -> ConfigDict:
         }
     )  # fmt: skip
     config.shape = ConfigDict(  # of a micro-batch, after compression
-        {"rows": 8, "length": 320, "windows": 48, "micro": 1, "chunk": 320, "windows_per_pass": 0}
+        {
+            "rows": 8,
+            "length": 320,  # positions of a row
+            "windows": 64,  # of all rows together
+            "micro": 1,  # micro-batches a step
+            "chunk": 320,  # positions whose logits are there at a time
+            "recompute": False,  # activation checkpointing
+            "windows_per_pass": 0,  # in the encoder at once; 0: all
+        }
     )
     config.data = _data()
     config.stages = ConfigDict(
@@ -59,8 +67,8 @@ def get_config(arg: str = "") -> ConfigDict:
             "pretrain": _stage(3000, 100, decoder=2e-3),
             "adapter": _stage(250, 25, adapter=3e-3),
             "encoder": _stage(500, 50, adapter=1e-3, encoder=1e-3),
-            "end_to_end": _stage(2000, 100, adapter=1e-3, encoder=1e-3, decoder=5e-4),
-            "sft": _stage(1000, 50, adapter=5e-4, encoder=5e-4, decoder=5e-4),
+            "end_to_end": _stage(1400, 100, adapter=1e-3, encoder=1e-3, decoder=5e-4),
+            "sft": _stage(700, 50, adapter=5e-4, encoder=5e-4, decoder=5e-4),
         }
     )
     config.decay = ConfigDict({"pretrain": 0.1, "adapter": 0.01, "encoder": 0.01, "decoder": 0.0})
@@ -112,7 +120,8 @@ def _data() -> ConfigDict:
 def _smollm2(config: ConfigDict) -> None:
     config.model.update({"name": "smollm2-135m", "decoder": "lora", "encoder_layers": 6,
                          "window": 128})  # fmt: skip
-    config.shape.update({"rows": 2, "length": 512, "windows": 24, "chunk": 128})
+    config.shape.update({"rows": 2, "length": 512, "windows": 24, "chunk": 128,
+                         "recompute": True})  # fmt: skip
     config.data.update({"document": 384, "spans": (32, 128), "copied": 128, "chunk": 64,
                         "digits": 4})  # fmt: skip
     config.stages.adapter.update(_stage(200, 20, adapter=1e-3))
@@ -130,7 +139,7 @@ def _paper(config: ConfigDict) -> None:
     config.model.update({"name": "qwen3-4b-instruct-2507", "encoder": "qwen3-embedding-0.6b",
                          "window": 1024})  # fmt: skip
     config.shape.update({"rows": 64, "length": 16384, "windows": 16384, "micro": 4, "chunk": 512,
-                         "windows_per_pass": 1024})  # fmt: skip
+                         "recompute": True, "windows_per_pass": 1024})  # fmt: skip
     config.data.update({"document": 65536, "spans": (512, 8192), "copied": 8192, "chunks": 16,
                         "chunk": 512, "digits": 7})  # fmt: skip
     config.stages.adapter.update(_stage(1000, 250, adapter=1e-3))

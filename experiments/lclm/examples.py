@@ -9,7 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from kvjax.data import soft
-from kvjax.data.soft import PHRASINGS, Parts
+from kvjax.data.soft import PHRASINGS, Parts, Tokens
 from kvjax.data.words import ADJECTIVES, NOUNS
 from kvjax.io.tokenizer import Tokenizer
 from kvjax.soft import Row, SoftConfig, Text, lay_out
@@ -42,12 +42,12 @@ class Maker:
 
     def mixture(
         self, shares: ConfigDict, ratios: tuple[int, ...], reconstruction: bool
-    ) -> Callable[[np.ndarray, np.random.Generator], Row]:
+    ) -> Callable[[Tokens, np.random.Generator], Row]:
         """Draws the kind by its share, the ratio evenly, then the document."""
         kinds = [k for k in shares if reconstruction or k != "reconstruction"]
         weights = np.array([shares[k] for k in kinds], float)
 
-        def make(tokens: np.ndarray, rng: np.random.Generator) -> Row:
+        def make(tokens: Tokens, rng: np.random.Generator) -> Row:
             kind = kinds[int(rng.choice(len(kinds), p=weights / weights.sum()))]
             parts = self.parts(kind, tokens, rng, soft.draw_ratio(ratios, rng))
             return lay_out(parts, self.config)
@@ -55,7 +55,7 @@ class Maker:
         return make
 
     def parts(
-        self, kind: str, tokens: np.ndarray, rng: np.random.Generator, ratio: int | None
+        self, kind: str, tokens: Tokens, rng: np.random.Generator, ratio: int | None
     ) -> Parts:
         """One document of a kind; `raw_…` is the same with nothing compressed."""
         if kind == "raw_expand":  # answered at once
@@ -77,11 +77,11 @@ class Maker:
         turns = made[int(rng.integers(len(made)))]  # expanding first, or answering after it
         return training_parts(turns, asked.chunks, self.words, self.words, ratio=ratio)
 
-    def crop(self, tokens: np.ndarray, rng: np.random.Generator, length: int) -> np.ndarray:
+    def crop(self, tokens: Tokens, rng: np.random.Generator, length: int) -> Tokens:
         at = int(rng.integers(max(len(tokens) - length, 0) + 1))
         return tokens[at : at + length]
 
-    def asked(self, tokens: np.ndarray, rng: np.random.Generator, chunks: int) -> Asked:
+    def asked(self, tokens: Tokens, rng: np.random.Generator, chunks: int) -> Asked:
         """`data.needles` numbers hidden in each of the chunks, which are consecutive text."""
         total = chunks * self.data.needles
         picks = rng.choice(len(ADJECTIVES) * len(NOUNS), total, replace=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jax
 from flax import nnx
@@ -44,20 +45,21 @@ def stage(config: ConfigDict, name: str, soft: SoftConfig | None) -> Stage:
     return Stage(name, own.steps, tuple(parts), own.warmup, config.final_learning_rate, config.clip)
 
 
-def loss(chunk: int, windows_per_pass: int | None = None) -> Loss:
-    """Next-token loss outside regions, `chunk` positions of each row at a time."""
+def loss(chunk: int, recompute: bool = True, windows_per_pass: int | None = None) -> Loss:
+    """Next-token loss outside regions, `chunk` positions of each row at a time; `recompute`:
+    activation checkpointing."""
 
     def of(model: LCLM, batch: Batch) -> Losses:
-        states = hidden(model, batch, True, windows_per_pass)
+        states = hidden(model, batch, recompute, windows_per_pass)
         total, count = next_token_loss(model.decoder, states, targets(batch), chunk)
         return Losses(total, count, {MEMORY: (batch.slot >= 0).any()})
 
     return of
 
 
-def _decoder_loss(chunk: int) -> Loss:
+def _decoder_loss(chunk: int, recompute: bool) -> Loss:
     def of(model: Decoder, batch: Batch) -> Losses:
-        states = forward_hidden(model, batch.tokens, checkpoint=True, segments=batch.segments)
+        states = forward_hidden(model, batch.tokens, checkpoint=recompute, segments=batch.segments)
         total, count = next_token_loss(model, states, targets(batch), chunk)
         return Losses(total, count, {})
 
@@ -76,8 +78,9 @@ def pretrain(
         return iter(Packed(examples(train, make, config.seed), maker.config, shape,
                            config.shape.micro))  # fmt: skip
 
-    return fit(frame, params, [plan], _decoder_loss(config.shape.chunk), data, folder,
-               dtype=config.dtype, save_every=config.save_every)  # fmt: skip
+    objective = _decoder_loss(config.shape.chunk, config.shape.recompute)
+    return fit(frame, params, [plan], objective, data, folder, dtype=config.dtype,
+               save_every=config.save_every)  # fmt: skip
 
 
 def batches(config: ConfigDict, maker: Maker, train: list, name: str, seed: int) -> Batches:
@@ -99,7 +102,8 @@ def train(
     def data(index: int) -> Batches:
         return batches(config, maker, pieces, STAGES[index], config.seed + 1 + index)
 
-    objective = loss(config.shape.chunk, config.shape.windows_per_pass or None)
+    shape = config.shape
+    objective = loss(shape.chunk, shape.recompute, shape.windows_per_pass or None)
     return fit(frame, params, plans, objective, data, folder, dtype=config.dtype,
                save_every=config.save_every, devices=devices)  # fmt: skip
 
@@ -109,7 +113,8 @@ def devices_for(config: ConfigDict, model: LCLM) -> Devices | None:
     sizes = dict(config.mesh)
     if all(size == 1 for size in sizes.values()):
         return None
-    mesh, tensor = make_mesh(**sizes), {}
+    mesh = make_mesh(**sizes)
+    tensor: dict[str, Any] = {}
     for name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         own = decoder_shardings(nnx.state(stack), stack.config, mesh)
         tensor |= {f"{name}.{key}": where for key, where in flat(own).items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
@@ -20,8 +20,8 @@ END = "<|end|>"
 class Corpus(NamedTuple):
     """Documents of at most `data.document` tokens."""
 
-    train: list[np.ndarray]
-    held_out: list[np.ndarray]
+    train: list[Any]  # each [T] int32
+    held_out: list[Any]
 
 
 def texts(config: ConfigDict) -> tuple[list[str], list[str]]:
@@ -60,7 +60,9 @@ def vocabulary(train: list[str], size: int, path: Path) -> Tokenizer:
         backend.save(str(scratch))
         os.replace(scratch, path)
     backend = tokenizers.Tokenizer.from_file(str(path))
-    return Tokenizer(backend, eos_ids=[backend.token_to_id(END)])
+    end = backend.token_to_id(END)
+    assert end is not None
+    return Tokenizer(backend, eos_ids=[end])
 
 
 def corpus(config: ConfigDict, sides: tuple[list[str], list[str]], words: Tokenizer) -> Corpus:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from kvjax.soft import Region, Text
 
-Tokens = Sequence[int] | np.ndarray
+Tokens = Any  # ids, in a sequence or a NumPy array
 Parts = list[Text | Region]
 
 _ASK = ("Repeat", "Write out", "Copy", "Reproduce", "Restore", "Recite")

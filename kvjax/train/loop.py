@@ -156,7 +156,7 @@ class _Stage:
             raise FloatingPointError(
                 f"stage {self.stage.name}, step {at}: {self.names[found.bad]} is not finite"
             )
-        values = {"stage": self.stage.name, "loss": found.loss, "positions": found.count,
+        values = {"stage": self.stage.name, "loss": found.loss, "positions": found.counted,
                   "gradient_norm": found.gradient_norm}  # fmt: skip
         rates = {f"learning_rate/{name}": rate for name, rate in found.rates.items()}
         log.write(number, values | rates)

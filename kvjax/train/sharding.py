@@ -54,8 +54,8 @@ def _fsdp(shape: tuple[int, ...], spec: PartitionSpec, ways: int) -> PartitionSp
 
 def state_shardings(
     state: TrainState, stage: Stage, params: Mapping[str, NamedSharding], mesh: Mesh
-) -> TrainState:
-    """Shardings of a whole state: moments lie beside their weights, counts everywhere."""
+) -> Any:
+    """A `TrainState` of shardings: moments lie beside their weights, counts everywhere."""
     whole = NamedSharding(mesh, PartitionSpec())
 
     def moments(part: Part) -> Any:
@@ -65,7 +65,8 @@ def state_shardings(
         )  # fmt: skip
 
     states = {part.name: moments(part) for part in stage.parts}
-    return TrainState(dict(params), states, whole)
+    shardings: Any = (dict(params), states, whole)
+    return TrainState(*shardings)
 
 
 def _names(state: Any) -> dict[str, str]:

@@ -19,12 +19,12 @@ class Losses(NamedTuple):
 
     Attributes:
       total: float32, summed over the positions that count.
-      count: int32, how many do.
+      counted: int32, how many do.
       seen: what the batch has (bools), for parts that are trained only `when` it does.
     """
 
     total: Array
-    count: Array
+    counted: Array
     seen: dict[str, Array]
 
 
@@ -33,14 +33,14 @@ class Report(NamedTuple):
 
     Attributes:
       loss, gradient_norm: float32; the norm is the one before clipping.
-      count: int32, positions that counted.
+      counted: int32, positions that did.
       bad: int32, the first tensor that is not finite, as `tensor_names` counts; −1: none.
       rates: the learning rate of each part.
     """
 
     loss: Array
     gradient_norm: Array
-    count: Array
+    counted: Array
     bad: Array
     rates: dict[str, Array]
 
@@ -95,7 +95,7 @@ def _step(
     own = members(stage, state.params)
     trained = {name: state.params[name] for names in own.values() for name in names}
     sums, gradients = _gradients(frame, loss, dtype, state.params, trained, batch)
-    count = jnp.maximum(sums.count, 1)
+    count = jnp.maximum(sums.counted, 1)
     gradients = jax.tree.map(lambda g: g / count, gradients)
     moves = {p.name: sums.seen[p.when] if p.when else jnp.array(True) for p in stage.parts}
     for part in stage.parts:
@@ -116,7 +116,7 @@ def _step(
         optimizers[part.name] = after[1]
     mean = sums.total / count
     bad = _first_bad([mean, *(gradients[n] for n in trained), *(params[n] for n in trained)])
-    report = Report(mean, norm, sums.count, bad, rates)
+    report = Report(mean, norm, sums.counted, bad, rates)
     return TrainState(params, optimizers, state.step + 1), report
 
 
@@ -133,7 +133,7 @@ def _gradients(
         (_, found), gradients = jax.value_and_grad(objective, has_aux=True)(trained, micro)
         before, summed = sums
         seen = {name: before.seen[name] | has for name, has in found.seen.items()}
-        both = Losses(before.total + found.total, before.count + found.count, seen)
+        both = Losses(before.total + found.total, before.counted + found.counted, seen)
         return (both, jax.tree.map(jnp.add, summed, gradients)), None
 
     shape = jax.eval_shape(objective, trained, jax.tree.map(lambda leaf: leaf[0], batch))[1]

@@ -2,15 +2,16 @@
 
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from kvjax.train import fit, take_apart
-from tests.train.conftest import Counted, loss, model, stage
+from kvjax.train.metrics import Log
+from tests.train import toy
+from tests.train.toy import Counted, stage
 
-STAGES = (stage(5, decoder=False), stage(4))
+STAGES = (stage(5, embed=False, name="first"), stage(4, name="second"))
 
 
 class Killed(Exception):
@@ -29,10 +30,10 @@ class Mortal(Counted):
         return super().__next__()
 
 
-def run(folder, batches=Counted, **changes):
-    frame, params = take_apart(model())
-    params = jax.tree.map(jnp.copy, params)
-    return fit(frame, params, STAGES, loss, lambda _: batches(), folder, save_every=2, **changes)
+def run(folder, batches=Counted, loss=toy.loss, save_every=2):
+    frame, _ = take_apart(toy.Toy())
+    return fit(frame, toy.params(), STAGES, loss, lambda _: batches(), folder,
+               save_every=save_every)  # fmt: skip
 
 
 def lines(folder):
@@ -47,42 +48,47 @@ def test_a_killed_run_ends_bit_for_bit_where_the_uninterrupted_one_does(tmp_path
             run(tmp_path / "killed", Mortal)
     Mortal.left = 100
     again = run(tmp_path / "killed", Mortal)
+    assert Mortal.left < 100
     assert whole.params.keys() == again.params.keys()
     for name, value in whole.params.items():
         np.testing.assert_array_equal(value, again.params[name], name)
     expected = lines(tmp_path / "whole")
     assert lines(tmp_path / "killed") == expected
     assert [line["step"] for line in expected] == list(range(9))
+    assert [line["stage"] for line in expected] == ["first"] * 5 + ["second"] * 4
     assert {"loss", "gradient_norm", "positions", "learning_rate/adapter"} <= expected[0].keys()
 
-
-def test_a_finished_run_is_only_read(tmp_path):
-    whole = run(tmp_path)
-    Mortal.left = 0
-    again = run(tmp_path, Mortal)
-    for name, value in whole.params.items():
-        np.testing.assert_array_equal(value, again.params[name], name)
+    Mortal.left = 0  # a finished run is only read
+    read = run(tmp_path / "whole", Mortal)
+    np.testing.assert_array_equal(read.params["embed.kernel"], whole.params["embed.kernel"])
 
 
 def test_the_first_value_that_is_not_finite_stops_it_and_is_named(tmp_path):
-    calls = Counted()
-
-    def later(whole, one):
-        found = loss(whole, one)
-        broken = (one.tokens == 7).any() & (found.total < 0)
-        return found._replace(total=jnp.where(broken | (one.labels > 10**6).any(), jnp.nan,
-                                              found.total))  # fmt: skip
-
     class Poisoned(Counted):
         def __next__(self):
             made = super().__next__()
             if self.at == 4:
-                made.labels[0, 0, 0] = 10**6 + 1
+                made.x[0, 0, 0] = np.inf
             return made
 
-    frame, params = take_apart(model())
-    params = jax.tree.map(jnp.copy, params)
-    with pytest.raises(FloatingPointError, match="stage all, step 3: the loss is not finite"):
-        fit(frame, params, STAGES, later, lambda _: Poisoned(), tmp_path, save_every=50)
+    with pytest.raises(FloatingPointError, match="stage first, step 3: the loss is not finite"):
+        run(tmp_path, Poisoned, save_every=50)
     assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2]
-    assert calls.at == 0
+
+    def infinite(model, one):
+        found = toy.loss(model, one)
+        return found._replace(total=found.total + jnp.sqrt(model.adapter.kernel[...][0, 0] * 0))
+
+    with pytest.raises(FloatingPointError, match="step 0: the gradient of adapter.kernel is not"):
+        run(tmp_path / "other", loss=infinite)
+
+
+def test_a_log_forgets_what_is_run_again(tmp_path):
+    with Log(tmp_path) as log:
+        for step in range(4):
+            log.write(step, {"loss": float(step), "stage": "s"})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "lo')  # cut short by a kill
+    with Log(tmp_path, 2) as log:
+        log.write(2, {"loss": 7.0})
+    assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [(0, 0), (1, 1), (2, 7)]
