@@ -217,8 +217,9 @@ def test_what_a_kernel_cannot_take_is_said():
         api.kvarn_tile(x, "key", Kvarn(2, scale_bits=8), implementation="tpu")
     with pytest.raises(ValueError, match="tiles of 30 tokens"):
         api.kvarn_tile(x[:, :30], "key", Kvarn(2), implementation="tpu")
-    with pytest.raises(ValueError, match="is too large for the vector memory"):
-        api.heed_tile(jnp.zeros((1024, 128)), "key", Heed(2), implementation="tpu")
+    for shape in ((1024, 128), (64, 1024)):
+        with pytest.raises(ValueError, match="is too large for the vector memory"):
+            api.heed_tile(jnp.zeros(shape), "key", Heed(2), implementation="tpu")
     with pytest.raises(ValueError, match="'gpu' cannot run here: there is no such kernel"):
         api.kvarn_tile(x, "key", Kvarn(2), implementation="gpu")
 

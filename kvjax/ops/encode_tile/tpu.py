@@ -28,7 +28,7 @@ F32, I32 = jnp.float32, jnp.int32
 TILES = 4  # of KVarN a grid step
 GROUP = 8  # rows of a register: Heed's channels between two matrix products
 HEED_WORK = 8 * 128 * 128  # numbers a grid step: all kv heads of a usual layer
-LARGEST_TILE = 256 * 256
+LARGEST_TILE, LARGEST_DIM = 256 * 256, 512
 SMALLEST = 113 << 23  # the bits of 2^-14, float16's smallest normal number
 
 
@@ -39,7 +39,7 @@ def refusal(x: jax.Array) -> str:
         return "there is no tile"
     if tokens % GROUP or dim % GROUP:
         return f"tiles of {tokens} tokens and head_dim={dim} are no whole registers of 8 rows"
-    if tokens * dim > LARGEST_TILE:
+    if tokens * dim > LARGEST_TILE or dim > LARGEST_DIM:
         return f"a tile of {tokens} tokens of head_dim={dim} is too large for the vector memory"
     return ""
 
@@ -234,7 +234,7 @@ def heed_tile(
     """`heed.heed_tile` in one kernel, but for the sum of q qᵀ, which is XLA's; x [..., C, D]."""
     tokens, dim = x.shape[-2:]
     total = math.prod(x.shape[:-2])
-    blocks = blocks or Blocks(largest_divisor(total, max(1, HEED_WORK // (tokens * dim))))
+    blocks = blocks or Blocks(largest_divisor(total, max(1, HEED_WORK // (max(tokens, dim) * dim))))
     inputs, scratch = [x], []
     body: Callable[..., None] = _fit_tiles
     if role == "value" and options.feedback and options.coupling:
