@@ -28,7 +28,7 @@ def plain(hidden, weight, wanted, softcap):
     return cross_entropy(scores, wanted)
 
 
-@pytest.mark.parametrize(("chunk", "softcap"), [(1, None), (7, None), (8, 5.0), (64, None)])
+@pytest.mark.parametrize(("chunk", "softcap"), [(1, None), (8, 5.0), (64, None)])
 def test_it_equals_the_plain_one_with_gradients(chunk, softcap):
     hidden, weight, wanted = made()
     ours = jax.value_and_grad(
