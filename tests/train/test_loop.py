@@ -1,6 +1,12 @@
 """The loop: stages, and resuming as if nothing had happened."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +17,7 @@ from kvjax.train.metrics import Log
 from tests.train import toy
 from tests.train.toy import Counted, stage
 
+ROOT = Path(__file__).parents[2]
 STAGES = (stage(5, embed=False, name="first"), stage(4, name="second"))
 
 
@@ -92,3 +99,32 @@ def test_a_log_forgets_what_is_run_again(tmp_path):
     with Log(tmp_path, 2) as log:
         log.write(2, {"loss": 7.0})
     assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [(0, 0), (1, 1), (2, 7)]
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_change_nothing(tmp_path):
+    def begin(name):
+        command = [sys.executable, "-m", "tests.train.killed", str(tmp_path / name)]
+        return subprocess.Popen(command, cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+
+    assert begin("whole").wait() == 0
+    draw, log, kills = np.random.default_rng(0), tmp_path / "killed" / "metrics.jsonl", 0
+    while kills < 20:
+        process, target = begin("killed"), 7 * (kills + 1)
+        while process.poll() is None and written(log) < target:
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0, 0.05))  # in a step, in a write of the log, in a checkpoint
+        if process.poll() is None:
+            process.kill()
+            kills += 1
+        assert process.wait() in (0, -signal.SIGKILL)
+        if process.returncode == 0:
+            break
+    assert kills == 20
+    assert begin("killed").wait() == 0
+    assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
+    assert len(lines(tmp_path / "whole")) == 160
+
+
+def written(log):
+    return log.read_bytes().count(b"\n") if log.exists() else 0
