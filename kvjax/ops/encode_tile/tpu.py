@@ -275,7 +275,7 @@ def _fit_row(row: jax.Array, options: Heed) -> tuple[jax.Array, jax.Array, jax.A
     found = []
     for clip in options.clips:
         step = jnp.maximum(2 * half * clip / (2**options.bits - 1), 1e-10)
-        codes, scale, zero = _round_and_fit(row, step, middle - half * clip, options)
+        codes, scale, zero = _round_and_fit(row, step, middle - half * clip, middle, options)
         error = row - (codes * scale + zero)
         found.append(((error * error).sum(axis=-1, keepdims=True), codes, scale, zero))
     error, *best = found[0]
@@ -292,16 +292,16 @@ def _refit_row(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`heed.refit_row` of [..., M]."""
     scale = jnp.where(jnp.abs(scale) > 1e-10, scale, 1e-10)
-    return _round_and_fit(row, scale, zero, options)
+    middle = zero + (2**options.bits - 1) / 2 * scale
+    return _round_and_fit(row, scale, zero, middle, options)
 
 
 def _round_and_fit(
-    row: jax.Array, scale: jax.Array, zero: jax.Array, options: Heed
+    row: jax.Array, scale: jax.Array, zero: jax.Array, middle: jax.Array, options: Heed
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`heed.round_and_fit`, all of whose sums are taken at once: what a row costs is the time a
-    sum takes to arrive. Row and codes are taken about the middle of the range."""
+    sum takes to arrive. Row and codes are taken about the middle of their range."""
     half = (2**options.bits - 1) / 2
-    middle = zero + half * scale
     codes = jnp.clip(jnp.round((row - zero) * (1 / scale)), 0, 2 * half)
     row, apart = row - middle, codes - half
     mean, center = apart.mean(axis=-1, keepdims=True), row.mean(axis=-1, keepdims=True)
