@@ -9,7 +9,7 @@
 
 `""` (or `tiny`) makes a decoder of its own on real text, once a workdir, and trains five arms from
 it: ratios 4, 8 and 16, 4 without reconstruction data, and one model for all three. `smollm2` puts
-an encoder made of SmolLM2-135M's first layers before it, which itself learns by LoRA alone; 1.5 M
+an encoder made of SmolLM2-135M's first layers before it, which itself learns by LoRA alone; 0.3 M
 decoder positions an arm. `paper` is the recipe of the 0.6B + 4B model on 64 chips: 4 M positions a
 step; how its tokens divide over the stages is not known, so the steps here are a choice.
 
@@ -120,14 +120,13 @@ def _data() -> ConfigDict:
 def _smollm2(config: ConfigDict) -> None:
     config.model.update({"name": "smollm2-135m", "decoder": "lora", "encoder_layers": 6,
                          "window": 128})  # fmt: skip
-    config.shape.update({"rows": 2, "length": 512, "windows": 24, "chunk": 128,
-                         "recompute": True})  # fmt: skip
+    config.shape.update({"rows": 1, "length": 512, "windows": 8, "chunk": 128})
     config.data.update({"document": 384, "spans": (32, 128), "copied": 128, "chunk": 64,
                         "digits": 4})  # fmt: skip
-    config.stages.adapter.update(_stage(200, 20, adapter=1e-3))
-    config.stages.encoder.update(_stage(400, 40, adapter=3e-4, encoder=3e-4))
-    config.stages.end_to_end.update(_stage(600, 50, adapter=3e-4, encoder=3e-4, decoder=2e-4))
-    config.stages.sft.update(_stage(300, 30, adapter=1e-4, encoder=1e-4, decoder=2e-4))
+    config.stages.adapter.update(_stage(100, 10, adapter=1e-3))
+    config.stages.encoder.update(_stage(150, 15, adapter=3e-4, encoder=3e-4))
+    config.stages.end_to_end.update(_stage(250, 25, adapter=3e-4, encoder=3e-4, decoder=2e-4))
+    config.stages.sft.update(_stage(100, 10, adapter=1e-4, encoder=1e-4, decoder=2e-4))
     config.save_every = 50
     config.evaluate.update({"documents": 64, "questions": 64, "batch": 2})
     config.rows = ("n4", "n8", "n16")
