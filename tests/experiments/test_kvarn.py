@@ -30,7 +30,7 @@ def workdir(tiny_model, tmp_path_factory):
     """Results of all three parts in one workdir."""
     folder = tmp_path_factory.mktemp("kvarn")
     chosen = [
-        config_of(tiny_model, "", rows=("kvarn-k2v2", "kivi-2-rest-exact")),
+        config_of(tiny_model, "", rows=("kvarn-k2v2", "kvarn-k2v2-rest-exact")),
         config_of(tiny_model, "paired", rows=("kvarn-k2v2",)),
         config_of(tiny_model, "retrieval", rows=("exact", "kvarn-k2v2"), **tiny_task()),
     ]
@@ -129,8 +129,8 @@ def test_retrieval_agrees_with_one_pass_without_a_cache(results, tiny_model):
 def test_tables_and_pictures_of_all_parts(workdir, results):
     text = table.markdown(list(results.values()), [])
     assert text.count("\n**") + text.startswith("**") == 3
-    row = next(x for x in text.splitlines() if x.startswith("| kivi-2-rest-exact"))
-    assert report.kl_ratio(results["kivi-2-rest-exact"], results["kvarn-k2v2"]) in row
+    row = next(x for x in text.splitlines() if x.startswith("| kvarn-k2v2-rest-exact"))
+    assert report.kl_ratio(results["kvarn-k2v2-rest-exact"], results["kvarn-k2v2"]) in row
     assert "lost" in text and "KL ÷ static's" in text
     written = plot.write(list(results.values()), workdir)
     assert len(written) == 6 and all(path.stat().st_size > 0 for path in written)

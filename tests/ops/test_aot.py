@@ -41,7 +41,7 @@ def test_kernels_are_found_in_a_program(aot):
 
 def test_every_program_has_arguments_that_fit_it(aot):
     everything = list(aot.programs(everything=True))
-    assert len({(p.op, *sorted(p.shape.items())) for p in everything}) == len(everything) == 76
+    assert len({(p.op, *sorted(p.shape.items())) for p in everything}) == len(everything) == 84
     for program in (next(aot.encoded(1, 2)), aot.quantized(1, 1, 4096, 3, True)):
         jax.eval_shape(program.function, *program.arguments)
 
@@ -71,6 +71,6 @@ def test_every_op_compiles_for_a_chip(aot, target):
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stdout + done.stderr
     assert {line["op"] for line in lines} == {
-        "dense_decode_attention", "quantized_decode_attention", "encode_tile",
+        "dense_decode_attention", "quantized_decode_attention", "delta_scan", "encode_tile",
     }  # fmt: skip
     assert all(line["kernel_bundles"] and line["temporary_bytes"] < 2**20 for line in lines)

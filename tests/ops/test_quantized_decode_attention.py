@@ -250,7 +250,7 @@ def test_blocks_are_validated():
     [
         (8, 8, 32, 1, Tpu(32, 2)),
         (8, 8, 256, 1, Tpu(64, 2)),
-        (1, 1, 256, 2, Tpu(64, 1, 2, 2)),  # one row: the cores share its context
+        (1, 1, 256, 2, Tpu(128, 1, 2, 2)),  # one row: the cores share its context
         (1, 3, 5, 1, Tpu(5, 1)),
         (8, 8, 37, 2, Tpu(32, 2, 1, 2)),
     ],
