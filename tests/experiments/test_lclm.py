@@ -206,6 +206,7 @@ def test_a_point_trains_resumes_and_answers(tmp_path):
     folder = tmp_path / "points" / "mixed"
     found = json.loads((folder / "result.json").read_text())
     assert set(found["quality"]) == {"raw", "4", "16"}
-    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").open()]
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
     assert steps == list(range(12)) and not (folder / "checkpoints").exists()
     assert points.run_all([point], tmp_path)[0].status == "skipped"
