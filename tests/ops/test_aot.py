@@ -73,4 +73,6 @@ def test_every_op_compiles_for_a_chip(aot, target):
     assert {line["op"] for line in lines} == {
         "dense_decode_attention", "quantized_decode_attention", "delta_scan", "encode_tile",
     }  # fmt: skip
-    assert all(line["kernel_bundles"] and line["temporary_bytes"] < 2**20 for line in lines)
+    assert all(line["temporary_bytes"] < 2**20 for line in lines)
+    # A chunked scan is XLA's own program.
+    assert all(line["kernel_bundles"] for line in lines if "form" not in line)
