@@ -17,7 +17,14 @@ _IN_LABEL = {
 
 def validate(config: ConfigDict) -> None:
     """`ValueError` naming field and remedy, before a model is read or anything compiled."""
-    for field in ("length", "block", "decode_tokens"):
+    check_texts(config, ("length", "block", "decode_tokens"))
+    check_dtype(config)
+    check_rows(config, ("rows",))
+
+
+def check_texts(config: ConfigDict, counts: Collection[str]) -> None:
+    """Texts, and the fields that count tokens of them."""
+    for field in counts:
         if config[field] < 1:
             raise ValueError(f"config.{field}={config[field]}: use 1 or more")
     if config.length % (4 * config.block):
@@ -25,17 +32,25 @@ def validate(config: ConfigDict) -> None:
             f"config.length={config.length}: use a multiple of 4 blocks ({4 * config.block}), so "
             "that each quarter is whole blocks"
         )
-    if config.dtype not in ("float32", "bfloat16"):
-        raise ValueError(f"config.dtype={config.dtype!r}: use 'float32' or 'bfloat16'")
     if not config.texts:
         raise ValueError("config.texts=(): name at least one text, such as 'wikipedia/Albedo'")
     if len(set(config.texts)) < len(config.texts):
         raise ValueError("config.texts: a text stands twice; name each once")
-    for row in config.rows:
-        if row not in config.grid:
-            raise ValueError(
-                f"config.rows: no {row!r} in the grid; choose {', '.join(config.grid)}"
-            )
+
+
+def check_dtype(config: ConfigDict) -> None:
+    if config.dtype not in ("float32", "bfloat16"):
+        raise ValueError(f"config.dtype={config.dtype!r}: use 'float32' or 'bfloat16'")
+
+
+def check_rows(config: ConfigDict, fields: Collection[str]) -> None:
+    """Fields that name rows of the grid."""
+    for field in fields:
+        for row in config[field]:
+            if row not in config.grid:
+                raise ValueError(
+                    f"config.{field}: no {row!r} in the grid; choose {', '.join(config.grid)}"
+                )
 
 
 def points(config: ConfigDict, overridden: Collection[str] = ()) -> list[Point]:

@@ -5,6 +5,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 import kvjax
+from experiments.head_to_head.rows import check_dtype, check_rows, check_texts
 from experiments.kvarn.patched import WHICH, Patched
 from experiments.points import Point
 from experiments.transforms import build, resolve
@@ -20,38 +21,13 @@ def validate(config: ConfigDict) -> None:
     """`ValueError` naming field and remedy, before a model is read or anything compiled."""
     if config.part not in PARTS:
         raise ValueError(f"config.part={config.part!r}: choose one of {', '.join(PARTS)}")
-    if config.dtype not in ("float32", "bfloat16"):
-        raise ValueError(f"config.dtype={config.dtype!r}: use 'float32' or 'bfloat16'")
-    _check_rows(config)
+    check_dtype(config)
+    check_rows(config, ("rows", "paired_rows", "retrieval_rows"))
     if config.part == "retrieval":
         return _check_retrieval(config)
-    _check_texts(config)
+    check_texts(config, ("length", "block"))
     if config.part == "paired":
         _check_paired(config)
-
-
-def _check_rows(config: ConfigDict) -> None:
-    for field in ("rows", "paired_rows", "retrieval_rows"):
-        for row in config[field]:
-            if row not in config.grid:
-                raise ValueError(
-                    f"config.{field}: no {row!r} in the grid; choose {', '.join(config.grid)}"
-                )
-
-
-def _check_texts(config: ConfigDict) -> None:
-    for field in ("length", "block"):
-        if config[field] < 1:
-            raise ValueError(f"config.{field}={config[field]}: use 1 or more")
-    if config.length % (4 * config.block):
-        raise ValueError(
-            f"config.length={config.length}: use a multiple of 4 blocks ({4 * config.block}), so "
-            "that each quarter is whole blocks"
-        )
-    if not config.texts:
-        raise ValueError("config.texts=(): name at least one text, such as 'shakespeare/hamlet'")
-    if len(set(config.texts)) < len(config.texts):
-        raise ValueError("config.texts: a text stands twice; name each once")
 
 
 def _check_paired(config: ConfigDict) -> None:
