@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kvjax.ops.dense_decode_attention.blocks import LANES, Tpu
+from kvjax.ops.mosaic_tpu import bias_rows
 from kvjax.ops.partials import DECODE, Partial, Scoring, group_queries, ungroup
 
 FLOOR = -1e20  # below every score: the maximum over nothing, so that exp2(−inf − FLOOR) is 0
@@ -154,18 +155,6 @@ def _scores(shape: _Shape, query: Array, key: Array, bias_ref: Any, left: Any) -
     if cap is not None:
         scores = cap * jnp.tanh(scores / cap)
     if bias_ref is not None:
-        scores += _bias(shape, bias_ref)
+        scores += bias_rows(bias_ref[0], shape.rows, shape.tokens)
     entry = lax.broadcasted_iota(jnp.int32, scores.shape, 2)
     return jnp.where(entry < left, scores * LOG2E, -jnp.inf)
-
-
-def _bias(shape: _Shape, bias_ref: Any) -> Array:
-    """[rows,entries]: rows go through the new tokens in turn."""
-    bias = bias_ref[0]
-    if shape.bias_rows == 1:
-        return bias
-    token = lax.broadcasted_iota(jnp.int32, (shape.rows, bias.shape[1]), 0) % shape.tokens
-    rows = jnp.broadcast_to(bias[:1], token.shape)
-    for t in range(1, shape.tokens):
-        rows = jnp.where(token == t, bias[t : t + 1], rows)
-    return rows

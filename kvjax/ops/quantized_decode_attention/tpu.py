@@ -35,6 +35,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kvjax.ops.affine import Affine, Tile
+from kvjax.ops.mosaic_tpu import bias_rows
 from kvjax.ops.partials import DECODE, Partial, Scoring, group_queries, ungroup
 from kvjax.ops.quantized_decode_attention.blocks import LANES, SUBLANES, Tpu
 
@@ -538,24 +539,13 @@ def _scores(shape: _Shape, apart: list[Array], key: _Side, bias: Any, i: int) ->
     if cap is not None:
         score = jnp.tanh(score) * (cap * LOG2E)
     if bias is not None:
-        score += _bias(shape, bias, i) * LOG2E
+        part = bias[:, i * shape.format.tile : (i + 1) * shape.format.tile]
+        score += bias_rows(part, shape.rows, shape.tokens) * LOG2E
     return score
 
 
 def _dot(a: Array, b: Array) -> Array:
     return jnp.dot(a.astype(jnp.bfloat16), b, preferred_element_type=jnp.float32)
-
-
-def _bias(shape: _Shape, bias: Any, i: int) -> Array:
-    """[rows,C] of tile i: rows go through the new tokens in turn."""
-    part = bias[:, i * shape.format.tile : (i + 1) * shape.format.tile]
-    if shape.bias_rows == 1:
-        return part
-    token = lax.broadcasted_iota(jnp.int32, (shape.rows, part.shape[1]), 0) % shape.tokens
-    rows = jnp.broadcast_to(part[:1], token.shape)
-    for t in range(1, shape.tokens):
-        rows = jnp.where(token == t, part[t : t + 1], rows)
-    return rows
 
 
 def _values(shape: _Shape, value: _Side, i: int) -> list[Array]:
