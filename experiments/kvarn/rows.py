@@ -22,7 +22,7 @@ def validate(config: ConfigDict) -> None:
     if config.part not in PARTS:
         raise ValueError(f"config.part={config.part!r}: choose one of {', '.join(PARTS)}")
     check_dtype(config)
-    check_rows(config, ("rows", "paired_rows", "retrieval_rows"))
+    check_rows(config, ("rows", "drift_rows", "paired_rows", "retrieval_rows"))
     if config.part == "retrieval":
         return _check_retrieval(config)
     check_texts(config, ("length", "block"))
@@ -58,18 +58,12 @@ def _check_retrieval(config: ConfigDict) -> None:
 def points(config: ConfigDict) -> list[Point]:
     """The points of a part; `rows`, where given, chooses among the rows of any part."""
     if config.part == "drift":
-        return [_drift_point(config, name) for name in config.rows or _lossy(config)]
+        return [_drift_point(config, name) for name in config.rows or config.drift_rows]
     if config.part == "paired":
         names = config.rows or config.paired_rows
         return [_paired_point(config, name, each) for name in names for each in config.regimes]
     names = config.rows or config.retrieval_rows
     return [_retrieval_point(config, name, task) for name in names for task in config.tasks]
-
-
-def _lossy(config: ConfigDict) -> list[str]:
-    """The rows with an encoder, those that are compared most first: a `ConfigDict` has no order."""
-    found = [name for name in config.grid if "encode" in config.grid[name]]
-    return sorted(found, key=lambda name: name not in config.retrieval_rows)
 
 
 def _drift_point(config: ConfigDict, name: str) -> Point:
