@@ -1,0 +1,52 @@
+"""What every memory benchmark is made of: a history of messages, and questions asked after it."""
+
+import random
+from typing import NamedTuple, Protocol
+
+
+class Question(NamedTuple):
+    """One question about an episode.
+
+    Any of `answers` is right. `old` holds answers that were right before an update and no longer
+    are, so that a stale reply can be told from a wrong one. `kind` groups results ("single",
+    "multi-hop", "abstain", …). `when` is the index of the message with the newest evidence.
+    """
+
+    text: str
+    answers: tuple[str, ...]
+    old: tuple[str, ...] = ()
+    kind: str = ""
+    when: int = 0
+
+
+class Episode(NamedTuple):
+    """`messages` in order, each one turn or chunk, injected once; then all `questions`."""
+
+    messages: tuple[str, ...]
+    questions: tuple[Question, ...]
+
+
+class MemoryBenchmark(Protocol):
+    """Episodes from a seed or a file, and the official rule for a reply."""
+
+    @property
+    def name(self) -> str: ...
+
+    def episodes(self, count: int, seed: int = 0) -> list[Episode]:
+        """`count` episodes, the same from the same settings and seed on every machine."""
+        ...
+
+    def score(self, question: Question, reply: str) -> float:
+        """In [0, 1]: `reply` is what the model wrote after the question, alone."""
+        ...
+
+
+def generator(name: str, seed: int, index: int) -> random.Random:
+    """The generator of one episode: it depends on nothing but these."""
+    return random.Random(f"{name}/{seed}/{index}")
+
+
+def between(field: str, value: int, low: int, high: int) -> None:
+    """`ValueError` unless `value` is from `low` to `high`."""
+    if not low <= value <= high:
+        raise ValueError(f"{field}: {value}; choose {low} to {high}")
