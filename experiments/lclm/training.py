@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +109,17 @@ def train(
                save_every=config.save_every, devices=devices)  # fmt: skip
 
 
-def devices_for(config: ConfigDict, model: LCLM) -> Devices | None:
-    """The mesh of the config, None for one device; both stacks are split by head over "model"."""
+def devices_for(
+    config: ConfigDict, model: LCLM, devices: Sequence[Any] | None = None
+) -> Devices | None:
+    """The mesh of the config, None for one device; both stacks are split by head over "model".
+
+    `devices`: those to lay it over; None: the ones that are here.
+    """
     sizes = dict(config.mesh)
     if all(size == 1 for size in sizes.values()):
         return None
-    mesh = make_mesh(**sizes)
+    mesh = make_mesh(**sizes, devices=devices)
     tensor: dict[str, Any] = {}
     for name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         own = decoder_shardings(nnx.state(stack), stack.config, mesh)

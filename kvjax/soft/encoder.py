@@ -37,14 +37,22 @@ def encode_in_passes(
     encoder: Decoder, windows: Windows, config: SoftConfig, most: int, checkpoint: bool = False
 ) -> Array:
     """As `encode`, at most `most` windows at a time, so that activations take constant memory."""
-    if len(windows.length) <= most:
+    count = len(windows.length)
+    if count <= most:
         return encode(encoder, windows, config, checkpoint)
+    passes = -(-count // most)
 
-    def one(window: Windows) -> Array:
-        alone = jax.tree.map(lambda leaf: leaf[None], window)
-        return encode(encoder, alone, config, checkpoint)[0]
+    # Pass p takes windows p, p + passes, …: where windows are split over devices, each pass then
+    # has work for all of them, and no window moves.
+    def spread(leaf: Array) -> Array:
+        fill = [(0, passes * most - count)] + [(0, 0)] * (leaf.ndim - 1)
+        return jnp.pad(leaf, fill, mode="edge").reshape(most, passes, *leaf.shape[1:]).swapaxes(0, 1)
 
-    return jax.lax.map(one, jax.tree.map(jnp.asarray, windows), batch_size=most)
+    def one(_: None, some: Windows) -> tuple[None, Array]:
+        return None, encode(encoder, some, config, checkpoint)
+
+    z = jax.lax.scan(one, None, jax.tree.map(spread, jax.tree.map(jnp.asarray, windows)))[1]
+    return z.swapaxes(0, 1).reshape(passes * most, *z.shape[2:])[:count]
 
 
 def first_layers(model: Decoder, count: int) -> Decoder:

@@ -15,8 +15,9 @@ from tests.experiments.conftest import CONFIG, ROOT
 FILES = sorted(str(path) for path in (ROOT / "configs").glob("*.py") if path.stem != "__init__")
 VARIANTS = {
     "head_to_head": ("", "smoke", "full"),
-    "kvarn": ("", "smoke", "paired", "retrieval", "paper"),
+    "kvarn": ("", "smoke", "paired", "retrieval", "variants", "paper"),
     "lclm": ("", "tiny", "smollm2", "paper", "smoke"),
+    "scale": ("", "inference", "training"),
 }
 FILE_VARIANTS = [(file, variant) for file in FILES for variant in VARIANTS[Path(file).stem]]
 
