@@ -1,6 +1,7 @@
 """What every memory benchmark is made of: a history of messages, and questions asked after it."""
 
 import random
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 
@@ -41,9 +42,13 @@ class MemoryBenchmark(Protocol):
         ...
 
 
-def generator(name: str, seed: int, index: int) -> random.Random:
-    """The generator of one episode: it depends on nothing but these."""
-    return random.Random(f"{name}/{seed}/{index}")
+def draw(
+    name: str, count: int, seed: int, make: Callable[[random.Random], Episode]
+) -> list[Episode]:
+    """`count` episodes; each has a generator of its own, by name, seed and place in the list."""
+    if count < 1:
+        raise ValueError(f"count: {count}; ask for at least 1 episode")
+    return [make(random.Random(f"{name}/{seed}/{i}")) for i in range(count)]
 
 
 def between(field: str, value: int, low: int, high: int) -> None:
