@@ -35,7 +35,7 @@ ENDS = (
     " before Monday",
     " again",
     " this week",
-    " for my sister",
+    " for a friend",
     " now",
 )
 WORDINGS = tuple(start + end for start in STARTS for end in ENDS)
@@ -44,7 +44,8 @@ CLASSES = len(ACTIONS) * len(OBJECTS)
 
 @dataclass(frozen=True)
 class Learning:
-    """`intents` classes, each shown `shots` times, in random order; `questions` new sentences.
+    """`intents` classes, each shown `shots` times, in random order; `questions` new sentences,
+    as many of each class as of any other, give or take one.
 
     An intent's label is one of the numbers below `labels`; no sentence comes twice. Messages hold
     `per_message` examples of about 15 tokens each. Scored by strict EM.
@@ -79,21 +80,22 @@ class Learning:
         labels = rng.sample(range(self.labels), self.intents)
         each = math.ceil(self.questions / self.intents)
         shown: list[tuple[str, int]] = []  # a sentence, and the number of its intent
-        asked: list[tuple[str, int]] = []
+        asked: list[tuple[int, str, int]] = []  # its round comes first: each intent once in each
         for i, intent in enumerate(intents):
             wordings = rng.sample(WORDINGS, self.shots + each)
-            sentences = [(wording.format(*intent), i) for wording in wordings]
-            shown += sentences[: self.shots]
-            asked += sentences[self.shots :]
+            sentences = [wording.format(*intent) for wording in wordings]
+            shown += [(sentence, i) for sentence in sentences[: self.shots]]
+            asked += [(n, sentence, i) for n, sentence in enumerate(sentences[self.shots :])]
         rng.shuffle(shown)
         rng.shuffle(asked)
+        asked.sort(key=lambda question: question[0])
         lines = [f"{sentence}\nLabel: {labels[i]}" for sentence, i in shown]
         last = {i: n // self.per_message for n, (_, i) in enumerate(shown)}
         size = self.per_message
         messages = ("\n".join(lines[at : at + size]) for at in range(0, len(lines), size))
         questions = (
             Question(f"{sentence}\nLabel:", (str(labels[i]),), kind="intent", when=last[i])
-            for sentence, i in asked[: self.questions]
+            for _, sentence, i in asked[: self.questions]
         )
         return Episode(tuple(messages), tuple(questions))
 

@@ -226,9 +226,9 @@ class LongMemEval:
 def chunks(text: str, words: int) -> list[str]:
     """`text` in pieces of whole sentences, at most `words` words each, a longer sentence alone.
 
-    A line "Label: 5" is not parted from the sentence before it.
+    "Label: 5" is not parted from the sentence before it, nor "12." from the one that it numbers.
     """
-    sentences = re.findall(r".+?(?:(?:(?<=[.!?])\s+|\n+)(?!\s*label:)|\Z)", text,
+    sentences = re.findall(r"(?:\d+\.\s+)?.+?(?:(?:(?<=[.!?])\s+|\n+)(?!\s*label:)|\Z)", text,
                            re.DOTALL | re.IGNORECASE)  # fmt: skip
     pieces: list[str] = []
     room = 0
