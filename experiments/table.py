@@ -11,9 +11,9 @@ command are in the CSV; the Markdown has the commit in the row and the commands 
 A study's `report` module says how its results read: `scale(result)`, one line, equal where numbers
 may be compared; `order(result)`, a sort key; `cells(result)`, {column: text}; `difference(result,
 other, name)`, the same for `--versus`; `notes(result)`, a paragraph; where cells need other rows of
-the table, `together(group)`, {row: cells}; and, if the picture of `experiments.plot` is not its
-own, `draw(scale, group)`. `--paper` is another table: a paper's
-published numbers with ours beside them (see `experiments.papers`).
+the table, `together(group)`, {row: cells}; for a last table over all scales, `summary(results)`;
+and, if the picture of `experiments.plot` is not its own, `draw(scale, group)`. `--paper` is another
+table: a paper's published numbers with ours beside them (see `experiments.papers`).
 """
 
 import importlib
@@ -92,6 +92,9 @@ def markdown(results: Sequence[Result], unfinished: Sequence[str], versus: str =
     for scale, group in by_scale(results):
         table = frame(group, versus).to_markdown(index=False, disable_numparse=True)
         parts += [f"**{scale}**", table, report_of(group[0]).notes(group[0].result)]
+    for report in dict.fromkeys(report_of(each) for each in results):
+        last = report.summary(results) if hasattr(report, "summary") else ""
+        parts += [last] if last else []
     if unfinished:
         parts.append("No result: " + ", ".join(unfinished) + ".")
     commands = dict.fromkeys(each.environment["command"] for each in results)

@@ -16,6 +16,7 @@ FILES = sorted(str(path) for path in (ROOT / "configs").glob("*.py") if path.ste
 VARIANTS = {
     "head_to_head": ("", "smoke", "full"),
     "kvarn": ("", "smoke", "paired", "retrieval", "variants", "paper"),
+    "delta_mem": ("", "smollm2", "variants", "compose", "ceiling", "paper", "smoke"),
     "lclm": ("", "tiny", "smollm2", "paper", "smoke"),
     "scale": ("", "inference", "training"),
 }
