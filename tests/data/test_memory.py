@@ -2,6 +2,7 @@
 
 import datetime
 import functools
+import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
@@ -235,6 +236,12 @@ def test_no_word_is_part_of_another():
     lower = [word.lower() for word in words.WORDS]
     assert len(lower) > 300
     assert not [(a, b) for a, b in combinations(lower, 2) if a in b or b in a]
+
+
+def test_nonces_are_new_words():
+    names = words.nonces(random.Random(SEED), 2000)
+    assert len(set(names)) == 2000
+    assert not [n for n in names for word in words.WORDS if word.lower() in n.lower()]
 
 
 # Sizes: settings are what they say.
