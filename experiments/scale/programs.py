@@ -6,6 +6,7 @@ would have needed. "Compiled, not run" holds for all of it.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -69,15 +70,20 @@ def tpu_slice(name: str) -> Slice:
     return Slice(name, found.devices)
 
 
-def compiled(traced: Any) -> dict[str, Any]:
-    """What a traced program takes of each chip, in bytes; `fits` False where it is too much."""
+def compiled(program: Any, *arguments: Any) -> dict[str, Any]:
+    """What a jitted program takes of each chip, in bytes; `fits` False where it is too much.
+
+    `arguments` are shapes with shardings.
+    """
+    traced = program.trace(*arguments)
     start = time.perf_counter()
     lowered = traced.lower(lowering_platforms=("tpu",))
     middle = time.perf_counter()
     try:
         memory = lowered.compile().memory_analysis()
     except jax.errors.JaxRuntimeError as error:
-        return {"fits": False, "lower_seconds": round(middle - start, 1), **_needed(str(error))}
+        found = _needed(str(error), sum(map(_share, jax.tree.leaves(arguments))))
+        return {"fits": False, "lower_seconds": round(middle - start, 1), **found}
     taken = memory.argument_size_in_bytes + memory.output_size_in_bytes
     taken += memory.temp_size_in_bytes - memory.alias_size_in_bytes
     return {
@@ -93,19 +99,34 @@ def compiled(traced: Any) -> dict[str, Any]:
     }
 
 
+def _share(leaf: Any) -> int:
+    """Bytes of an argument on one chip."""
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = r"([\d.]+)([KMGT]?)"
+_TOO_LARGE = (
+    rf"Used {_SIZE} of {_SIZE} hbm",
+    rf"temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)",
+)
 
 
-def _needed(message: str) -> dict[str, Any]:
-    """The compiler's own figures where a program does not fit; other errors go on."""
-    found = re.search(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", message)
-    if not found:
-        raise RuntimeError(message)
-    used, unit, there, unit_there = found.groups()
-    return {
-        "peak_bytes": int(float(used) * _UNITS[unit]),
-        "capacity_bytes": int(float(there) * _UNITS[unit_there]),
-    }
+def _needed(message: str, arguments: int) -> dict[str, Any]:
+    """The compiler's own figures where a program does not fit; any other error goes on.
+
+    It may tell of the temporaries alone; then the arguments' bytes are added.
+    """
+    for pattern in _TOO_LARGE:
+        if found := re.search(pattern, message):
+            used, unit, there, unit_there = found.groups()
+            size = int(float(used) * _UNITS[unit])
+            return {
+                "peak_bytes": size + (arguments if "temporaries" in pattern else 0),
+                "arguments_bytes": arguments,
+                "available_bytes": int(float(there) * _UNITS[unit_there]),
+            }
+    raise RuntimeError(message)
 
 
 def abstract(tree: Any, shardings: Any) -> Any:
@@ -134,11 +155,10 @@ def decoder_step(
         return unembed(model, model.norm(hidden[:, -1:])), cache
 
     return compiled(
-        jax.jit(step, donate_argnums=2).trace(
-            abstract(state, decoder_shardings(state, config, mesh)),
-            jax.ShapeDtypeStruct((batch, tokens), jnp.int32, sharding=everywhere),
-            abstract(cache, cache_shardings(cache, mesh)),
-        )
+        jax.jit(step, donate_argnums=2),
+        abstract(state, decoder_shardings(state, config, mesh)),
+        jax.ShapeDtypeStruct((batch, tokens), jnp.int32, sharding=everywhere),
+        abstract(cache, cache_shardings(cache, mesh)),
     )
 
 
@@ -159,11 +179,10 @@ def encoder_pass(where: Slice, soft: SoftConfig, count: int) -> dict[str, Any]:
     places = jax.tree.map(lambda _: everywhere, state)
     places["decoder"] = decoder_shardings(state["decoder"], QWEN3_4B, mesh)
     shapes = windows_shapes(soft, (count,))
-    program = jax.jit(run, out_shardings=rows, keep_unused=True)
     found = compiled(
-        program.trace(
-            abstract(state, places), abstract(shapes, jax.tree.map(lambda _: rows, shapes))
-        )
+        jax.jit(run, out_shardings=rows, keep_unused=True),
+        abstract(state, places),
+        abstract(shapes, jax.tree.map(lambda _: rows, shapes)),
     )
     own = (leaf.size * leaf.dtype.itemsize for n in ("encoder", "adapter") for leaf in
            jax.tree.leaves(state[n]))  # fmt: skip
@@ -210,8 +229,8 @@ def training_step(where: Slice, recipe: ConfigDict, soft: SoftConfig) -> dict[st
     )
     shape = recipe.shape
     objective = training.loss(shape.chunk, shape.recompute, shape.windows_per_pass)
-    step: Any = make_step(frame, stage, objective, recipe.dtype, shardings)
-    return compiled(step.trace(state, batch))
+    step = make_step(frame, stage, objective, recipe.dtype, shardings)
+    return compiled(step, *map(abstract, (state, batch), shardings))
 
 
 def _batch_shapes(recipe: ConfigDict, soft: SoftConfig) -> Batch:

@@ -24,6 +24,7 @@ from kvjax.cache.transform import CacheTransform
 from kvjax.models.blocks import Block, RMSNorm, Tensors, few_rows, layer_spec, to_array
 from kvjax.models.config import DecoderConfig
 from kvjax.models.layer import by_row, flush_layers, probe_layer, run_layer
+from kvjax.models.placed import by_rows
 from kvjax.models.rows import Aligned, align, check_room, checked_tokens, restore
 from kvjax.ops.partials import Visible
 
@@ -322,12 +323,12 @@ def forward_beside(
             chunk = block.chunk(x, start, aligned.length, added)
             visible = Visible(causal=causal, window=spec.window)
             own = own_partial(spec, chunk.query, chunk, visible, checkpoint, segments)
-            x = block.combine(x, own.out, added)
+            x = by_rows(block.combine(x, own.out, added))
         return x, tuple(after)
 
     layers = [(state, held) for (_, state), held in zip(parts, beside, strict=True)]
     body = jax.checkpoint(run) if checkpoint else run
-    x, after = jax.lax.scan(body, x, _stacked(layers, size))
+    x, after = jax.lax.scan(body, by_rows(x), _stacked(layers, size))
     return restore(model.norm(x), aligned.back), _unstacked(after, len(layers) // size)
 
 

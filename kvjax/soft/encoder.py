@@ -46,12 +46,15 @@ def encode_in_passes(
     # has work for all of them, and no window moves.
     def spread(leaf: Array) -> Array:
         fill = [(0, passes * most - count)] + [(0, 0)] * (leaf.ndim - 1)
-        return jnp.pad(leaf, fill, mode="edge").reshape(most, passes, *leaf.shape[1:]).swapaxes(0, 1)
+        full = jnp.pad(leaf, fill, mode="edge")
+        return full.reshape(most, passes, *leaf.shape[1:]).swapaxes(0, 1)
 
     def one(_: None, some: Windows) -> tuple[None, Array]:
         return None, encode(encoder, some, config, checkpoint)
 
-    z = jax.lax.scan(one, None, jax.tree.map(spread, jax.tree.map(jnp.asarray, windows)))[1]
+    # Checkpointed as a whole too: else every pass keeps its layers' inputs for the backward pass.
+    body = jax.checkpoint(one) if checkpoint else one
+    z = jax.lax.scan(body, None, jax.tree.map(spread, jax.tree.map(jnp.asarray, windows)))[1]
     return z.swapaxes(0, 1).reshape(passes * most, *z.shape[2:])[:count]
 
 

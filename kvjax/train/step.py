@@ -83,18 +83,23 @@ def make_step(
     """
     run = functools.partial(_step, frame, stage, loss, dtype)
     if shardings is None:
-        return jax.jit(run, donate_argnums=0)
-    return jax.jit(
-        run, donate_argnums=0, in_shardings=shardings, out_shardings=(shardings[0], None)
-    )
+        return jax.jit(functools.partial(run, None), donate_argnums=0)
+    places = shardings[0]
+
+    def on_mesh(state: TrainState, batch: Any) -> tuple[TrainState, Report]:
+        with jax.sharding.use_abstract_mesh(places.step.mesh.abstract_mesh):
+            return run(places.params, state, batch)
+
+    return jax.jit(on_mesh, donate_argnums=0, in_shardings=shardings, out_shardings=(places, None))
 
 
 def _step(
-    frame: Frame, stage: Stage, loss: Loss, dtype: str, state: TrainState, batch: Any
+    frame: Frame, stage: Stage, loss: Loss, dtype: str, places: Any, state: TrainState, batch: Any
 ) -> tuple[TrainState, Report]:
     own = members(stage, state.params)
     trained = {name: state.params[name] for names in own.values() for name in names}
-    sums, gradients = _gradients(frame, loss, dtype, state.params, trained, batch)
+    objective = functools.partial(_objective, frame, loss, dtype, state.params)
+    sums, gradients = _gradients(objective, trained, batch, places)
     count = jnp.maximum(sums.counted, 1)
     gradients = jax.tree.map(lambda g: g / count, gradients)
     moves = {p.name: sums.seen[p.when] if p.when else jnp.array(True) for p in stage.parts}
@@ -120,25 +125,33 @@ def _step(
     return TrainState(params, optimizers, state.step + 1), report
 
 
-def _gradients(
-    frame: Frame, loss: Loss, dtype: str, params: Params, trained: Params, batch: Any
-) -> tuple[Losses, Params]:
-    """Sums over micro-batches, of losses and of gradients (float32)."""
+def _objective(
+    frame: Frame, loss: Loss, dtype: str, params: Params, trained: Params, micro: Any
+) -> tuple[Array, Losses]:
+    found = loss(put_together(frame, params | trained, dtype), micro)
+    return found.total, found
 
-    def objective(trained: Params, micro: Any) -> tuple[Array, Losses]:
-        found = loss(put_together(frame, params | trained, dtype), micro)
-        return found.total, found
+
+def _gradients(
+    objective: Callable, trained: Params, batch: Any, places: dict[str, Any] | None
+) -> tuple[Losses, Params]:
+    """Sums over micro-batches, of losses and of gradients (float32), which lie as their weights."""
+
+    def placed(gradients: Params) -> Params:
+        if places is None:
+            return gradients
+        return {n: jax.lax.with_sharding_constraint(g, places[n]) for n, g in gradients.items()}
 
     def one(sums: tuple[Losses, Params], micro: Any) -> tuple:
         (_, found), gradients = jax.value_and_grad(objective, has_aux=True)(trained, micro)
         before, summed = sums
         seen = {name: before.seen[name] | has for name, has in found.seen.items()}
         both = Losses(before.total + found.total, before.counted + found.counted, seen)
-        return (both, jax.tree.map(jnp.add, summed, gradients)), None
+        return (both, jax.tree.map(jnp.add, summed, placed(gradients))), None
 
     shape = jax.eval_shape(objective, trained, jax.tree.map(lambda leaf: leaf[0], batch))[1]
     start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
-    return jax.lax.scan(one, (start, jax.tree.map(jnp.zeros_like, trained)), batch)[0]
+    return jax.lax.scan(one, (start, placed(jax.tree.map(jnp.zeros_like, trained))), batch)[0]
 
 
 def _masked(gradient: Array, part: Part) -> Array:

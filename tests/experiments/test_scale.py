@@ -88,12 +88,13 @@ def test_tables_and_pictures_are_of_all_methods(compiler, tmp_path):
 
 def test_what_the_compiler_says_of_too_large_a_program():
     message = "RESOURCE_EXHAUSTED: Ran out of memory in hbm. Used 40.25G of 15.75G hbm. Exceeded"
-    assert programs._needed(message) == {
-        "peak_bytes": int(40.25 * 2**30),
-        "capacity_bytes": int(15.75 * 2**30),
-    }
+    found = programs._needed(message, 5)
+    assert found["peak_bytes"] == int(40.25 * 2**30)
+    assert found["available_bytes"] == int(15.75 * 2**30)
+    message = "for HLO temporaries (512.00M) exceeds available HBM (15.75G). HLO module: jit__step"
+    assert programs._needed(message, 5)["peak_bytes"] == 2**29 + 5
     with pytest.raises(RuntimeError, match="INTERNAL"):
-        programs._needed("INTERNAL: something else")
+        programs._needed("INTERNAL: something else", 5)
 
 
 @pytest.mark.parametrize(
