@@ -155,6 +155,7 @@ def answer_loss(taught, states, example, history=None):
     return lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writes", ["token", "message_mean"])
 def test_the_loss_is_that_of_the_state_alone_and_of_the_history_in_view(writes):
     taught, made = remembering(writes=writes), batch()
@@ -182,7 +183,7 @@ def test_the_loss_is_that_of_the_state_alone_and_of_the_history_in_view(writes):
         np.testing.assert_allclose(mixed.total / mixed.counted, mean, rtol=1e-4)
 
 
-@pytest.mark.parametrize("gates", objective.PASSES)
+@pytest.mark.parametrize("gates", ["read", pytest.param("write", marks=pytest.mark.slow)])
 def test_gates_are_pulled_to_their_target(gates):
     taught, made = remembering(), batch()
     free, pull = (Objective(gates=gates, weight=weight, target=0.5) for weight in (0.0, 2.0))
@@ -254,6 +255,21 @@ def test_a_history_is_injected_once_and_answers_as_one_prompt_would():
         whole = kvjax.generate(base(), np.array([[*ids, *prompt]]), max_new_tokens=5,
                                stop=WRITER.stops)  # fmt: skip
         assert WRITER.reply(whole[0]) == reply
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["window", "streaming", "kvarn", "heed"])
+def test_a_memory_composes_with_a_cache_by_one_line(name):
+    cache = config_of("compose").arms[f"base-{name}"].cache.to_dict()
+    if name in ("window", "streaming"):
+        cache["select"]["recent"] = 32
+    mine, plain = exam(remembering(), cache=cache), exam(cache=cache)
+    held = memory.states(mine.before(0))[0]
+    assert held.write and float(jnp.abs(held.matrix).max()) > 0
+    assert np.abs(first_logits(mine, 0) - first_logits(plain, 0)).max() > 1e-3
+    assert len(mine.replies(0)) == 2
+    assert np.abs(first_logits(plain, 0) - first_logits(exam(), 0)).max() > 1e-4  # it is lossy
+    assert plain.size()["context_bytes"] < exam().size()["context_bytes"]
 
 
 def test_bytes_of_what_stays():
