@@ -250,11 +250,9 @@ def test_a_history_is_injected_once_and_answers_as_one_prompt_would():
     asked = exam()
     replies = asked.replies(0)
     assert replies == asked.replies(0)
-    ids = asked.histories[0][0]
-    for prompt, reply in zip(asked.prompts[0], replies, strict=True):
-        whole = kvjax.generate(base(), np.array([[*ids, *prompt]]), max_new_tokens=5,
-                               stop=WRITER.stops)  # fmt: skip
-        assert WRITER.reply(whole[0]) == reply
+    whole = np.array([[*asked.histories[0][0], *asked.prompts[0][0]]])
+    said = kvjax.generate(base(), whole, max_new_tokens=5, stop=WRITER.stops)
+    assert WRITER.reply(said[0]) == replies[0]
 
 
 @pytest.mark.slow
