@@ -103,7 +103,7 @@ def _data() -> ConfigDict:
             "spans": (16, 64),  # of continual pre-training, the shortest and the longest
             "copied": 64,  # the longest reconstruction
             "chunks": 4,  # that EXPAND chooses among
-            "chunk": 40,  # text of each, beside its numbers
+            "chunk": 26,  # text of each, beside its numbers
             "needles": 2,  # numbers in each
             "digits": 3,
             "mixtures": {

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import kvjax
 from experiments import papers, points
 from experiments.args import config_module, with_overrides
 from experiments.lclm import report, training
 from experiments.lclm.evaluate import score
 from experiments.lclm.examples import RAW, Maker
 from experiments.lclm.model import _fresh, soft_config, tiny_config
-from experiments.lclm.words import END, vocabulary
+from experiments.lclm.words import END, corpus, texts, vocabulary
 from experiments.points import study
 from experiments.table import Result
 from kvjax.data import soft
@@ -210,3 +211,22 @@ def test_a_point_trains_resumes_and_answers(tmp_path):
     steps = [json.loads(line)["step"] for line in lines]
     assert steps == list(range(12)) and not (folder / "checkpoints").exists()
     assert points.run_all([point], tmp_path)[0].status == "skipped"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["tiny", "smollm2"])
+def test_documents_of_the_committed_arms_fit_with_room_to_spare(variant, tmp_path):
+    config = study(whole := config_module(FILE)[0].get_config(variant)).points(whole)[0].config
+    sides = texts(config)
+    words = kvjax.load(config.model.name)[1] if config.model.name else vocabulary(
+        sides[0], config.model.tiny.vocabulary, tmp_path / "words.json"
+    )  # fmt: skip
+    size, rng = words.vocab_size, np.random.default_rng(0)
+    maker = Maker(config.data, words, soft_config(config, (size, size + 1, size + 2)))
+    pieces = corpus(config, sides, words).train
+    kinds = {kind for mixture in config.data.mixtures.values() for kind in mixture}
+    for kind in sorted(kinds):
+        made = [lay_out(maker.parts(kind, pieces[i], rng, 4), maker.config)
+                for i in rng.integers(len(pieces), size=300)]  # fmt: skip
+        assert max(len(row.tokens) for row in made) <= 0.97 * config.shape.length, kind
+        assert max(len(row.windows.length) for row in made) <= config.shape.windows
