@@ -75,9 +75,8 @@ def compiled(program: Any, *arguments: Any) -> dict[str, Any]:
 
     `arguments` are shapes with shardings.
     """
-    traced = program.trace(*arguments)
     start = time.perf_counter()
-    lowered = traced.lower(lowering_platforms=("tpu",))
+    lowered = program.trace(*arguments).lower(lowering_platforms=("tpu",))
     middle = time.perf_counter()
     try:
         memory = lowered.compile().memory_analysis()
