@@ -7,7 +7,6 @@ after the ones before it, so one pass tells both the greedy answer and its log-l
 
 import hashlib
 import json
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from tqdm import tqdm
 import kvjax
 from experiments.kvarn.drift import bits
 from experiments.kvarn.rows import TASKS, transform_of
+from experiments.models import open_model
 from experiments.record import Metrics
 from experiments.statistics import mean_interval, share_interval
 from experiments.transforms import entry_dtype
@@ -47,15 +47,6 @@ def run_point(config: ConfigDict, folder: Path) -> dict[str, Any]:
         "bits": bits(model, config),
         "examples": found,
     }
-
-
-@lru_cache(maxsize=1)
-def open_model(name: str, dtype: str) -> tuple[Any, Any]:
-    """Model and tokenizer; the rows of a process share them."""
-    model, tokenizer = kvjax.load(name, dtype=dtype)
-    if tokenizer is None:
-        raise ValueError(f"config.model={name!r}: no tokenizer.json, so no text goes in")
-    return model, tokenizer
 
 
 def examples(tokenizer: Any, config: ConfigDict) -> list[Asked]:
