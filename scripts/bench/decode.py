@@ -1,7 +1,7 @@
 """Decoding speed, prefill speed and peak memory beside Hugging Face transformers.
 
     .venv/bin/python scripts/bench/decode.py [--contexts 512,2048] [--batches 1,8]
-        [--caches exact,int8,kvarn] [--repeats 3] [--out runs/bench]
+        [--caches exact,int8,kvarn,kvarn4,memory] [--repeats 3] [--out runs/bench]
 
 For each context and batch every side runs SmolLM2-135M in float32 in a process of its own, ours in
 this environment and transformers in .venv-peer (made on the first run, 1.2 GB), on the same prompts
@@ -26,7 +26,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-OURS = ("exact", "int8", "kvarn", "kvarn4")
+OURS = ("exact", "int8", "kvarn", "kvarn4", "memory")
 PEERS = ("hf-dynamic", "hf-static")
 QUIET = 0.05  # a number is provisional where other processes took more than this of the cores
 
@@ -256,8 +256,8 @@ def table(results: list[dict]) -> str:
     """Markdown. Ratios are to the faster of transformers' caches, each measure for itself."""
     lines = [
         "| context | batch | side | decode tok/s | ÷ HF | ÷ exact "
-        "| prefill tok/s | ÷ HF | peak MiB |",
-        "|--:|--:|---|--:|--:|--:|--:|--:|--:|",
+        "| prefill tok/s | ÷ HF | peak MiB | ÷ exact |",
+        "|--:|--:|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     decode, prefill = "decode_tokens_per_second", "prefill_tokens_per_second"
     for one in results:
@@ -271,7 +271,8 @@ def table(results: list[dict]) -> str:
             f"| {ratio(one, best.get(decode), decode)} "
             f"| {ratio(one, exact if mine else None, decode)} "
             f"| {one[prefill]:.1f} | {ratio(one, best.get(prefill), prefill)} "
-            f"| {one['peak_bytes'] / 2**20:.0f} |"
+            f"| {one['peak_bytes'] / 2**20:.0f} "
+            f"| {ratio(one, exact if mine else None, 'peak_bytes')} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -1,6 +1,7 @@
 """kvjax's side of decode.py; the side's name is the cache, exact, int8, kvarn or kvarn4 (4 bits).
 
-Encoded caches keep 128 tokens exact at the front and encode tiles of 128.
+Encoded caches keep 128 tokens exact at the front and encode tiles of 128. `memory` is the exact
+cache and a delta-mem of the paper's settings beside the model, untrained.
 """
 
 import os
@@ -17,6 +18,7 @@ import jax.numpy as jnp  # noqa: E402
 from flax import nnx  # noqa: E402
 
 import kvjax  # noqa: E402
+from kvjax import memory  # noqa: E402
 from kvjax.models.generate import STRETCH, decode_stretch, prefill  # noqa: E402
 
 TRANSFORMS = {
@@ -28,12 +30,15 @@ TRANSFORMS = {
     "kvarn4": lambda: kvjax.cache(
         encode=kvjax.encode.kvarn(key_bits=4, value_bits=4, tile=128), sink=128
     ),
+    "memory": lambda: kvjax.cache(),
 }
 
 
 class Ours:
     def load(self) -> None:
         self.model, _ = kvjax.load(point.folder, dtype="float32")
+        if point.side == "memory":
+            self.model = memory.attach(self.model, memory.DeltaMemConfig())
         self.transform = TRANSFORMS[point.side]()
         self.parts = nnx.split(self.model)
         self.tokens = point.tokens(self.model.config.vocab_size)
