@@ -98,8 +98,8 @@ def test_ratios_are_to_the_faster_peer_of_each_measure(bench: ModuleType) -> Non
         result("hf-static", 20, 100),
     ]
     lines = bench.table(rows).splitlines()
-    assert lines[2] == "| 512 | 1 | exact | 30.0 | 1.50× | 1.00× | 300.0 | 1.50× | 100 |"
-    assert lines[3] == "| 512 | 1 | int8 | 15.0 | 0.75× | 0.50× | 300.0 | 1.50× | 100 |"
+    assert lines[2] == "| 512 | 1 | exact | 30.0 | 1.50× | 1.00× | 300.0 | 1.50× | 100 | 1.00× |"
+    assert lines[3] == "| 512 | 1 | int8 | 15.0 | 0.75× | 0.50× | 300.0 | 1.50× | 100 | 1.00× |"
     assert lines[5].startswith("| 512 | 1 | hf-static | 20.0 | 1.00× | – |")
 
 
