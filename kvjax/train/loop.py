@@ -2,7 +2,7 @@
 
 Order of resuming: the newest checkpoint says stage and step; the state is made as the stage begins
 and its arrays are replaced; the data iterator is set to where it was; the log forgets later steps.
-A killed run then repeats exactly what it had not saved.
+A killed run then repeats exactly what it had not saved. The clock goes on from the checkpoint too.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class Batches(Protocol):
 
 
 class Fitted(NamedTuple):
-    """The weights after the last stage, and where this process's seconds went: `step` waiting for
-    the compiled step, `compile` the first of each stage, `data` making batches, `save`."""
+    """The weights after the last stage, and where the seconds went: `step` waiting for the compiled
+    step, `compile` the first of each stage and process, `data` making batches, `save`. Of a process
+    that was killed they count up to its last checkpoint, without the writing of that."""
 
     params: Params
     seconds: dict[str, float]
@@ -75,10 +76,11 @@ def fit(
     Raises:
       FloatingPointError: at the first value that is not finite; it names stage, step and tensor.
     """
-    clock = dict.fromkeys(("compile", "step", "data", "save"), 0.0)
     with Checkpoints(folder / "checkpoints") as saved:
         newest = saved.latest()
         number, place = newest or (0, {"stage": 0, "data": None})
+        before = place.get("seconds", {})  # checkpoints without a clock are older
+        clock = dict.fromkeys(("compile", "step", "data", "save"), 0.0) | before
         with Log(folder, number) as log:
             for index in range(place["stage"], len(stages)):
                 run = _Stage(frame, stages[index], loss, dtype, devices, clock)
@@ -132,7 +134,7 @@ class _Stage:
             if (at + 1) % save_every == 0 or at + 1 == self.stage.steps:
                 self._tell(waiting, at, number + at - begin, log)
                 waiting = None
-                place = {"stage": index, "data": batches.get_state()}
+                place = {"stage": index, "data": batches.get_state(), "seconds": dict(self.clock)}
                 self._timed("save", saved.save, number + at + 1 - begin, state, place)
         self.done = self.stage.steps - begin
         return state

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from kvjax.train import fit, take_apart
+from kvjax.train.checkpoints import Checkpoints
 from kvjax.train.metrics import Log
 from tests.train import toy
 from tests.train.toy import Counted, stage
@@ -67,7 +68,36 @@ def test_a_killed_run_ends_bit_for_bit_where_the_uninterrupted_one_does(tmp_path
 
     Mortal.left = 0  # a finished run is only read
     read = run(tmp_path / "whole", Mortal)
+    for name in ("compile", "step", "data"):  # saving went on for a moment behind the last clock
+        assert read.seconds[name] == whole.seconds[name] > 0
     np.testing.assert_array_equal(read.params["embed.kernel"], whole.params["embed.kernel"])
+
+
+def test_seconds_are_those_of_all_processes(tmp_path):
+    class Slow(Mortal):
+        def __next__(self):
+            time.sleep(0.01)
+            return super().__next__()
+
+    Mortal.left = 4
+    with pytest.raises(Killed):
+        run(tmp_path, Slow)
+    Mortal.left = 100
+    assert run(tmp_path, Slow).seconds["data"] >= 0.09  # nine steps, four of them before the kill
+
+
+def test_a_checkpoint_without_a_clock_goes_on_from_zero(tmp_path, monkeypatch):
+    save = Checkpoints.save
+
+    def without(self, number, state, place):
+        del place["seconds"]
+        save(self, number, state, place)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", without)
+        whole = run(tmp_path)
+    read = run(tmp_path)
+    assert read.seconds == dict.fromkeys(whole.seconds, 0.0)
 
 
 def test_the_first_value_that_is_not_finite_stops_it_and_is_named(tmp_path):
