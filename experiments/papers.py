@@ -229,9 +229,9 @@ def show(paper: str, workdir: Path, chosen: str = "all") -> None:
     for each in measured:
         if each.table not in tables:
             raise ValueError(f"{paper} has no table {each.table!r}; it has {', '.join(tables)}")
-    for form, (file, render) in FORMATS.items():
-        if chosen in ("all", form):
-            text = render(published, measured)
-            print(text)
+    texts = {file: render(published, measured) for form, (file, render) in FORMATS.items()
+             if chosen in ("all", form)}  # fmt: skip
+    for file, text in texts.items():
         if chosen == "all" and workdir.is_dir():
             (workdir / file).write_text(text, "utf-8")
+    print("\n".join(texts.values()))  # last, for a pipe that closes early ends it

@@ -18,6 +18,7 @@ table: a paper's published numbers with ours beside them (see `experiments.paper
 
 import importlib
 import json
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -187,6 +188,7 @@ def paper_main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends it, as it does any command
     flags.DEFINE_string("workdir", "", "a workdir of launch or sweep")
     flags.DEFINE_string("versus", "", "a row that the others are compared with, in pairs")
     flags.DEFINE_string("paper", "", "a paper whose published tables are shown, such as kvarn")

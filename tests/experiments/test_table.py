@@ -1,6 +1,7 @@
 """Tables and pictures from result folders alone, made here by hand."""
 
 import csv
+import os
 import subprocess
 import sys
 
@@ -120,5 +121,10 @@ def test_the_command_works_from_results_alone(workdir):
     command = [sys.executable, "-m", "experiments.table", f"--workdir={workdir}"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and "kvarn-k2v2" in done.stdout
+    read, write = os.pipe()
+    os.close(read)  # as by a `head` that has seen enough
+    cut = subprocess.run(command, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert cut.stderr == b"" and (workdir / "result.md").exists()
     wrong = subprocess.run([*command, "--versus=none"], capture_output=True, text=True)
     assert wrong.returncode == 2 and "choose one of exact, kvarn-k2v2, rtn-2" in wrong.stdout
