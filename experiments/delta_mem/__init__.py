@@ -3,8 +3,8 @@
 `config.part` says what is measured:
 
 - `"arms"`: every arm on held-out episodes of every benchmark: the frozen model, memories, states
-  zeroed or of another episode, LoRA on the same data, windows, BM25, each with or without the
-  history in view;
+  zeroed or of another episode, LoRA on the same data, windows, BM25, soft tokens, each with or
+  without the history in view;
 - `"ceiling"`: how long a trained memory recalls a fact, and how many pairs a state can hold.
 
 An adapter is trained once a workdir, by the first arm that needs it.

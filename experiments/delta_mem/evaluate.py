@@ -1,9 +1,9 @@
 """One arm on held-out episodes of one benchmark: inject a history once, ask all its questions.
 
-What the questions find is made once for an episode: the cache of its history, or the memory's
-state alone, or the messages that BM25 brings. Every question then starts from a copy. As in
-training, the memory goes on writing while the history is in view (token by token, where it does),
-and is only read where the state is all there is.
+What the questions find is made once for an episode: the cache of its history, or of the soft tokens
+in place of that, or the memory's state alone, or the messages that BM25 brings. Every question then
+starts from a copy. As in training, the memory goes on writing while the history is in view (token
+by token, where it does), and is only read where the state is all there is.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 
 import kvjax
 from experiments.delta_mem.examples import Writer, benchmark, held_out
+from experiments.delta_mem.soft import History, compressed
 from experiments.record import Metrics
 from experiments.statistics import mean_interval
 from experiments.transforms import build, label
@@ -30,11 +31,14 @@ from kvjax.cache.segments import ModelCache
 from kvjax.data.memory import Episode, stale
 from kvjax.models.decoder import Decoder, init_beside, step_hidden, unembed
 from kvjax.models.generate import decode_stretch
+from kvjax.soft import LCLM
 
 WIDTH = 64  # lengths are rounded up to this, so that few shapes are compiled
 
 
-def evaluate(config: ConfigDict, model: Decoder, writer: Writer, folder: Path) -> dict[str, Any]:
+def evaluate(
+    config: ConfigDict, model: Decoder | LCLM, writer: Writer, folder: Path
+) -> dict[str, Any]:
     """Scores of `config.arm`, every question's own among them; replies go to `answers.jsonl`."""
     episodes = held_out(config.benchmark, config.evaluate.episodes, config.seed)
     exam = Exam(config, model, writer, episodes)
@@ -84,19 +88,27 @@ def _by_kind(episodes: Sequence[Episode], scores: Sequence[Sequence[float]]) -> 
 
 
 class Exam:
-    """The histories and questions of some episodes as tokens of one shape."""
+    """The histories and questions of some episodes as tokens of one shape.
+
+    With a compressor in place of a model, the histories become soft tokens for its decoder.
+    """
 
     def __init__(
-        self, config: ConfigDict, model: Decoder, writer: Writer, episodes: Sequence[Episode]
+        self, config: ConfigDict, model: Decoder | LCLM, writer: Writer, episodes: Sequence[Episode]
     ) -> None:
         self.arm, self.budget, self.how = config.arm, config.budget, config.evaluate
-        self.model, self.writer, self.episodes = model, writer, episodes
-        self.histories = [writer.history(episode.messages) for episode in episodes]
-        self.lengths = [len(ids) for ids, _ in self.histories]
+        self.writer, self.episodes = writer, episodes
+        told = [writer.history(episode.messages) for episode in episodes]
+        self.lengths = [len(ids) for ids, _ in told]
+        self.model: Decoder = model.decoder if isinstance(model, LCLM) else model
+        self.histories: Sequence[History] = told
+        if isinstance(model, LCLM):
+            self.histories = compressed(model, told, self.arm.soft)
+        self.most = max(len(numbers) for _, numbers in self.histories)
         self.prompts = [self._prompts(episode) for episode in episodes]
-        self.width = _rounded(max(self.lengths))
+        self.width = _rounded(self.most)
         self.asked = _rounded(max(len(p) for prompts in self.prompts for p in prompts))
-        self.memory = any(block.beside is not None for block in model.layers)
+        self.memory = any(block.beside is not None for block in self.model.layers)
         self.transform = build(self.arm.cache)
         self._check()
 
@@ -154,14 +166,14 @@ class Exam:
         return memory.states(self._injected(donor, kvjax.cache()))
 
     def _injected(self, index: int, transform: Any) -> ModelCache:
-        ids, numbers = self.histories[index]
+        history, numbers = self.histories[index]
         room = self.width + self.asked + self.how.new
-        return inject(self.model, ids, numbers, transform, self.width, room)
+        return inject(self.model, history, numbers, transform, self.width, room)
 
     def size(self) -> dict[str, int]:
         """Bytes that an episode leaves behind, for its longest history."""
-        spec, tokens = self.model.cache_spec(), max(self.lengths) if self.arm.context else 0
-        tokens = min(self.budget, max(self.lengths)) if self.arm.retrieve else tokens
+        spec, tokens = self.model.cache_spec(), self.most if self.arm.context else 0
+        tokens = min(self.budget, self.most) if self.arm.retrieve else tokens
         entries = kvjax.footprint(spec, self.transform, 1, tokens).total if tokens else 0
         states = jax.tree.leaves(init_beside(self.model, 1))
         return {"context_bytes": entries, "state_bytes": sum(leaf.nbytes for leaf in states)}
@@ -172,20 +184,21 @@ def _rounded(count: int) -> int:
 
 
 def inject(
-    model: Decoder, ids: Sequence[int], numbers: Sequence[int], transform: Any, width: int,
-    capacity: int,
+    model: Decoder, history: Sequence[int] | Array, numbers: Sequence[int], transform: Any,
+    width: int, capacity: int,
 ) -> ModelCache:  # fmt: skip
     """The cache after a history, in one forward pass: its entries, and the memory it has written.
 
     Args:
       model: with or without a memory.
-      ids, numbers: tokens, and the message of each.
+      history, numbers: n tokens, or inputs [n,E] such as soft tokens; and the message of each.
       transform: from `kvjax.cache`.
       width: what the tokens are padded to.
       capacity: of the cache.
     """
-    tokens, messages = np.zeros((1, width), np.int32), np.full((1, width), -1, np.int32)
-    tokens[0, : len(ids)], messages[0, : len(ids)] = ids, numbers
+    told, messages = np.asarray(history), np.full((1, width), -1, np.int32)
+    tokens = np.zeros((1, width, *told.shape[1:]), told.dtype)
+    tokens[0, : len(told)], messages[0, : len(told)] = told, numbers
     cache = kvjax.init_cache(model, transform, 1, capacity)
     _, cache = step_hidden(model, jnp.asarray(tokens), cache, jnp.asarray(messages >= 0),
                            donate=True, messages=jnp.asarray(messages))  # fmt: skip
@@ -247,5 +260,6 @@ def retrieved(
 
 def described(arm: ConfigDict, adapter: str) -> dict[str, Any]:
     """What a result says of its arm; `adapter`: the kind of its adapter."""
+    cache = f"soft-{arm.soft}+{label(arm.cache)}" if arm.get("soft") else label(arm.cache)
     return {"name": arm.name, "adapter": arm.adapter, "kind": adapter, "context": arm.context,
-            "state": arm.state, "retrieve": arm.retrieve, "cache": label(arm.cache)}  # fmt: skip
+            "state": arm.state, "retrieve": arm.retrieve, "cache": cache}  # fmt: skip

@@ -22,9 +22,12 @@ from experiments.table import Result
 NOTES = (
     "Scores are the benchmark's own, in percent; brackets: 95 % t interval over episodes, whose "
     "questions share a history. A history is injected once and then asked everything, greedily; "
-    "an encoded cache is encoded once, after it. seen: the history is in view; else the state, or "
-    "what BM25 brings, is all there is. Differences are paired, in points: base is the frozen "
-    "model with the same view and cache, zeroed and shuffled are the same adapter with an empty "
+    "an encoded cache is encoded once, after it. seen: the history is in view, by the cache that "
+    "is named; else the state, or what BM25 brings, is all there is. soft-N: a trained compressor "
+    "puts a soft token in place of N tokens; its own decoder, which was tuned for them, reads them "
+    "with the memory that was trained beside the frozen model. Differences are paired, in points: "
+    "base is the model with the same view and cache without an adapter (of soft tokens the "
+    "compressor's decoder), zeroed and shuffled are the same adapter with an empty "
     "state and with that of another episode, LoRA is trained on the same data. Old: questions "
     "answered with what was right before an update. State bytes are of one conversation."
 )
@@ -66,7 +69,8 @@ def cells(result: dict[str, Any]) -> dict[str, str]:
     if result["part"] == "mqar":
         return {f"{n} pairs, %": _percent(x) for n, x in result["recalled"].items()}
     arm, quality, size = result["arm"], result["quality"], result["size"]
-    found = {"view": "seen" if arm["context"] else "BM25" if arm["retrieve"] else "",
+    seen = "seen" if arm["cache"] == "exact" else f"seen, {arm['cache']}"
+    found = {"view": seen if arm["context"] else "BM25" if arm["retrieve"] else "",
              "state": arm["state"] if arm["kind"] == "memory" else "",
              "score, %": _percent(quality["score"])}  # fmt: skip
     if "turns" in result["scale"]["benchmark"]:

@@ -12,7 +12,7 @@ from experiments.transforms import build, resolve
 
 PARTS = ("arms", "ceiling")
 STATES = ("own", "zero", "shuffled")
-ARM = {"adapter": "", "context": True, "state": "own", "retrieve": False, "cache": {}}
+ARM = {"adapter": "", "context": True, "state": "own", "retrieve": False, "cache": {}, "soft": 0}
 KEPT = ("experiment", "seed", "dtype")
 
 
@@ -33,6 +33,7 @@ def validate(config: ConfigDict) -> None:
         _check_training(f"config.adapters.{name}", _adapter(config, name)[1])
     for name in config.arms:
         _arm(config, name)
+    _check_compressor(config)
     for name in config.mqar.cells:
         _memory(f"config.mqar.cells.{name}", config.mqar.cells[name])
     for field in ("key_count", "value_count", "embed", "steps", "batch"):
@@ -113,6 +114,27 @@ def _adapter(config: ConfigDict, name: str) -> tuple[ConfigDict, ConfigDict]:
     return ConfigDict({"name": name, **own}), ConfigDict(training)
 
 
+def _check_compressor(config: ConfigDict) -> None:
+    """The compressor is there where an arm that runs needs it, and serves the ratio."""
+    arms = {name: _arm(config, name) for name in config.rows or config.arms}
+    asked = {name: arm.soft for name, arm in arms.items() if arm.soft}
+    if not asked:
+        return
+    from kvjax.soft import load_settings
+
+    try:
+        ratios = load_settings(config.compressor).ratios
+    except ValueError as error:
+        raise ValueError(f"config.compressor={config.compressor!r}: holds no compressor ({error}); "
+                         "train one by configs/lclm.py:smollm2 with --config.keep_model=True and "
+                         "name its WORKDIR/points/n8/model") from error  # fmt: skip
+    for name, ratio in asked.items():
+        if ratio not in ratios:
+            raise ValueError(f"config.arms.{name}.soft={ratio}: {config.compressor} compresses by "
+                             f"{', '.join(map(str, ratios))}; use that, or train another "
+                             "config.compressor")  # fmt: skip
+
+
 def _arm(config: ConfigDict, name: str) -> ConfigDict:
     """An arm with everything spelled out; `ValueError` for what cannot be."""
     field, own = f"config.arms.{name}", dict(config.arms[name].items())
@@ -130,7 +152,18 @@ def _arm(config: ConfigDict, name: str) -> ConfigDict:
     if not arm.context and arm.cache != resolve(ConfigDict(), field):
         raise ValueError(f"{field}.cache: there is no history to keep; set context=True")
     build(arm.cache)
+    _check_soft(config, arm, f"{field}.soft={arm.soft!r}")
     return arm
+
+
+def _check_soft(config: ConfigDict, arm: ConfigDict, field: str) -> None:
+    if type(arm.soft) is not int or arm.soft < 0:
+        raise ValueError(f"{field}: use how many tokens a soft one stands for, or 0 for none")
+    if arm.soft and not arm.context:
+        raise ValueError(f"{field}: there is no history to compress; set context=True")
+    if arm.soft and arm.adapter and "memory" not in config.adapters[arm.adapter]:
+        raise ValueError(f"{field}: the compressor's decoder takes a memory alone; use an adapter "
+                         "that is one")  # fmt: skip
 
 
 def points(config: ConfigDict, overridden: object = ()) -> list[Point]:
@@ -149,6 +182,10 @@ def _arm_point(config: ConfigDict, name: str, label: str) -> Point:
     own = {field: config[field] for field in (*KEPT, "model", "budget", "evaluate")}
     own |= {"part": "arms", "label": label, "benchmark": _benchmark(config, label)}
     own |= {"arm": {"name": name, **arm}, "adapter": adapter, "training": training}
+    if arm.soft:
+        own["compressor"] = config.compressor
+    else:
+        del own["arm"]["soft"]
     return Point(f"{label}-{name}", ConfigDict(own))
 
 

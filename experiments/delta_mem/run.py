@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from experiments.delta_mem.evaluate import described, evaluate
 from experiments.delta_mem.examples import Writer
 from experiments.delta_mem.model import start
+from experiments.delta_mem.soft import with_memory_of
 from experiments.delta_mem.training import equip, kind
 from experiments.points import shared_folder
 
@@ -22,5 +23,6 @@ def run_point(config: ConfigDict, folder: Path) -> dict[str, Any]:
     if config.arm.adapter:
         model, trained = equip(model, writer, config, shared)
     arm = described(config.arm, kind(config.adapter))
-    found = evaluate(config, model, writer, folder)
+    read = with_memory_of(model, config) if "compressor" in config else model
+    found = evaluate(config, read, writer, folder)
     return {"label": config.label, "arm": arm, **found, "trained": trained}

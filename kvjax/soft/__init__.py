@@ -2,7 +2,7 @@
 
 from kvjax.soft.config import SoftConfig
 from kvjax.soft.context import Context, encode_context, prompt
-from kvjax.soft.files import load, load_encoder, save
+from kvjax.soft.files import load, load_encoder, load_settings, save
 from kvjax.soft.layout import Batch, Region, Row, Shape, Text, Windows, collate, lay_out
 from kvjax.soft.model import LCLM, add_memory_rows, hidden, logits, loss, new_model, targets
 
@@ -23,6 +23,7 @@ __all__ = [
     "lay_out",
     "load",
     "load_encoder",
+    "load_settings",
     "logits",
     "loss",
     "new_model",

@@ -63,7 +63,7 @@ def load(folder: Path | str, dtype: str = "float32") -> Loaded:
       FileError: names the file, and the tensor or key, at fault.
     """
     folder = Path(folder)
-    config = _settings(folder / SETTINGS)
+    config = load_settings(folder)
     encoder, encoder_tokenizer = load_encoder(folder / "encoder", dtype)
     decoder_config, tensors, tokenizer = load_folder(folder / "decoder")
     stored = read_file(folder / ADAPTER)
@@ -88,7 +88,9 @@ def load_encoder(folder: Path | str, dtype: str = "float32") -> tuple[Decoder, T
     return Decoder(config, tensors, dtype), load_tokenizer(folder, config.eos_ids)
 
 
-def _settings(path: Path) -> SoftConfig:
+def load_settings(folder: Path | str) -> SoftConfig:
+    """The settings alone of a compressor that `save` wrote; FileError where they are none."""
+    path = Path(folder) / SETTINGS
     data = read_json(path)
     known = {field.name for field in dataclasses.fields(SoftConfig)}
     if unknown := sorted(data.keys() - known):
