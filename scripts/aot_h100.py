@@ -6,8 +6,7 @@
 The plugin calls `ptxas` (CUDA 13, from the toolkit or the nvidia-cuda-nvcc package), which must be
 on the path. A line has the op and its shapes, `compile_seconds` (lowering included), the bytes of
 arguments, outputs and temporaries, and for Mosaic kernels `registers` of a thread and
-`spill_bytes` (stores and loads), as `ptxas` prints them. encode_tile has no kernel for GPUs: its
-lines are XLA's program. "Compiled, not run."
+`spill_bytes` (stores and loads), as `ptxas` prints them. "Compiled, not run."
 
 By default one shape per op and width; --all: the shapes of Qwen3-4B and Llama-3.1-8B (one KV
 geometry: 32 query heads, 8 KV heads, head_dim 128) at 4K, 32K and 128K tokens, batch 1 and 8,
@@ -42,7 +41,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from kvjax.ops import packing
 from kvjax.ops.affine import Affine
 from kvjax.ops.dense_decode_attention import gpu as dense
-from kvjax.ops.encode_tile import api as encode
+from kvjax.ops.encode_tile import gpu as encode
+from kvjax.ops.encode_tile.heed import Heed
+from kvjax.ops.encode_tile.reference import Kvarn
 from kvjax.ops.gpu_blocks import dense_blocks, packed_blocks
 from kvjax.ops.partials import Scoring
 from kvjax.ops.quantized_decode_attention import gpu as packed
@@ -148,6 +149,7 @@ def programs(everything: bool = False) -> Iterator[Program]:
     if not everything:
         yield quantized(1, 8, 4096, 2, False)
         yield quantized(1, 1, 4096, 2, False, heads=9, kv_heads=3, dim=64)  # SmolLM2's
+        yield from encoded(1, 2, kv_heads=3, dim=64)
 
 
 def quantized(
@@ -180,14 +182,14 @@ def _is_shape(x: Any) -> bool:
     return isinstance(x, tuple) and isinstance(x[0], int)
 
 
-def encoded(batch: int, bits: int) -> Iterator[Program]:
+def encoded(batch: int, bits: int, kv_heads: int = 8, dim: int = 128) -> Iterator[Program]:
     """A tile of every KV head, keys and values, by both encoders."""
-    x = jax.ShapeDtypeStruct((batch, 8, 1, 128, 128), jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((batch, kv_heads, 1, 128, dim), jnp.bfloat16)
     for role in ("key", "value"):
-        shape = dict(batch=batch, kv_heads=8, tile=128, dim=128, bits=bits, role=role)
-        kvarn = functools.partial(encode.kvarn_tile, role=role, options=encode.Kvarn(bits))
+        shape = dict(batch=batch, kv_heads=kv_heads, tile=128, dim=dim, bits=bits, role=role)
+        kvarn = functools.partial(encode.kvarn_tile, role=role, options=Kvarn(bits))
         yield Program("encode_tile", shape | {"encoder": "kvarn"}, kvarn, (x,))
-        heed = functools.partial(encode.heed_tile, role=role, options=encode.Heed(bits))
+        heed = functools.partial(encode.heed_tile, role=role, options=Heed(bits))
         yield Program("encode_tile", shape | {"encoder": "heed"}, _with_query(heed), (x, x))
 
 

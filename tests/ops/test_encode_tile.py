@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
 from kvjax.ops import packing
 from kvjax.ops.affine import Affine
-from kvjax.ops.encode_tile import api, heed, reference, tpu
+from kvjax.ops.encode_tile import api, gpu, heed, reference, tpu
 from kvjax.ops.encode_tile.blocks import Blocks, largest_divisor
 from kvjax.ops.encode_tile.heed import Heed
 from kvjax.ops.encode_tile.reference import Kvarn
@@ -18,6 +19,7 @@ from kvjax.ops.encode_tile.reference import Kvarn
 STRICT = pltpu.InterpretParams(
     detect_races=True, uninitialized_memory="nan", out_of_bounds_reads="raise"
 )
+GPU = plgpu.InterpretGPUParams(detect_races=True)
 
 
 def tiles(lead, tokens, dim, dtype=np.float32, seed=0):
@@ -91,6 +93,29 @@ def test_tpu_kernel_reads_and_writes_in_bounds(role):
     x, options = tiles((3,), 32, 32), Kvarn(2, iterations=1)
     got = tpu.kvarn_tile(x, role, options, Blocks(1), interpret=STRICT)
     agree(got, defined(x, role, options), x, role, 2, "float16", True)
+
+
+GPU_CASES = [("key", 64, jnp.bfloat16, Kvarn(2, iterations=1))]
+SLOW_GPU_CASES = [
+    ("value", 64, jnp.float16, Kvarn(4, 2, meta_dtype="bfloat16")),
+    ("key", 64, jnp.bfloat16, Kvarn(3, iterations=0, rotate=False)),
+    ("key", 128, jnp.bfloat16, Kvarn(2)),
+    ("key", 128, jnp.bfloat16, Kvarn(1)),
+    ("value", 128, jnp.bfloat16, Kvarn(2)),
+    ("value", 128, jnp.bfloat16, Kvarn(3)),
+    ("value", 128, jnp.bfloat16, Kvarn(8)),
+]
+
+
+@pytest.mark.parametrize(
+    ("role", "dim", "dtype", "options"),
+    [*GPU_CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_GPU_CASES)],
+)
+def test_gpu_kernel_equals_the_reference(role, dim, dtype, options):
+    x = tiles((1, 3), 128, dim, dtype)
+    assert gpu.kvarn_refusal(x, options) == ""
+    got = gpu.kvarn_tile(x, role, options, interpret=GPU)
+    agree(got, defined(x, role, options), x, role, options.bits, options.meta_dtype, True)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
@@ -170,6 +195,32 @@ def test_tpu_kernel_of_heed_equals_the_reference(role, tokens, dim, dtype, optio
     agree_in_turn(got, wanted, x, role, options, query)
 
 
+GPU_HEED_CASES = [("value", 64, jnp.bfloat16, OneClip(4, "bfloat16"), 0)]
+SLOW_GPU_HEED_CASES = [
+    ("key", 64, jnp.bfloat16, Heed(2), 96),
+    ("key", 128, jnp.float16, Heed(3, sweeps=1), 256),
+    ("key", 64, jnp.bfloat16, Heed(8, sweeps=0, own_share=0.2), 96),
+    ("key", 64, jnp.bfloat16, Heed(1), 0),
+    ("value", 128, jnp.bfloat16, Heed(2), 0),
+    ("value", 64, jnp.bfloat16, Heed(3, coupling=0.0), 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("role", "dim", "dtype", "options", "count"),
+    [*GPU_HEED_CASES, *(pytest.param(*case, marks=pytest.mark.slow)
+                        for case in SLOW_GPU_HEED_CASES)],
+)  # fmt: skip
+def test_gpu_kernel_of_heed_equals_the_reference(role, dim, dtype, options, count):
+    x = tiles((1, 4), 128, dim, dtype)
+    query = queries((1, 4), count, dim, dtype) if count else None
+    assert gpu.refusal(x) == ""
+    got = gpu.heed_tile(x, role, options, query, interpret=GPU)
+    wanted = fitted(x, role, options, query)
+    assert jax.tree.map(jnp.shape, got) == jax.tree.map(jnp.shape, wanted)
+    agree_in_turn(got, wanted, x, role, options, query)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["key", "value"])
 def test_tpu_kernel_of_heed_reads_and_writes_in_bounds(role):
@@ -226,8 +277,13 @@ def test_what_a_kernel_cannot_take_is_said():
     for shape in ((1024, 128), (64, 1024)):
         with pytest.raises(ValueError, match="is too large for the vector memory"):
             api.heed_tile(jnp.zeros(shape), "key", Heed(2), implementation="tpu")
-    with pytest.raises(ValueError, match="'gpu' cannot run here: there is no such kernel"):
+    with pytest.raises(ValueError, match="'gpu' cannot run here: tiles must have 128 tokens"):
         api.kvarn_tile(x, "key", Kvarn(2), implementation="gpu")
+    with pytest.raises(ValueError, match="must be bfloat16 or float16, not float32"):
+        api.heed_tile(jnp.zeros((128, 64)), "key", Heed(2), implementation="gpu")
+    for options in (Kvarn(2, clip=0.01), Kvarn(2, scale_bits=8), Kvarn(2, normalize_tile=True)):
+        with pytest.raises(ValueError, match="'gpu' cannot run here: .*(clip|scale_bits|normal)"):
+            api.kvarn_tile(x, "key", options, implementation="gpu")
 
 
 def test_what_nothing_can_encode_raises():

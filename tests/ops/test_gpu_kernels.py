@@ -12,6 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from kvjax.ops import packing
 from kvjax.ops.affine import Affine
 from kvjax.ops.dense_decode_attention import gpu as dense
+from kvjax.ops.encode_tile import gpu as encode
 from kvjax.ops.gpu_blocks import Gpu, dense_blocks, packed_blocks
 from kvjax.ops.mosaic_gpu import BY_ROW, PAIRS, WG, WORDS
 from kvjax.ops.partials import Block, Scoring, Visible, read
@@ -212,6 +213,24 @@ def test_a_thread_keeps_both_neighbours_of_its_row(natural, half, size):
     both = places(natural, (size,)).reshape(4, 32, -1, 2)
     one = places(half, (size // 2,)).reshape(4, 32, -1)
     np.testing.assert_array_equal(both, np.stack([2 * one, 2 * one + 1], axis=-1))
+
+
+@pytest.mark.parametrize("count", [64, 128])
+def test_a_thread_keeps_a_row_or_a_column_of_a_tile(count):
+    own = places(encode._own(count), (count,)).reshape(4, 32, 1)
+    rows = places(encode._by_row(count), (count, 32)).reshape(4, 32, -1) // 32
+    columns = places(encode._by_column(count), (32, count)).reshape(4, 32, -1) % count
+    np.testing.assert_array_equal(rows, np.broadcast_to(own, rows.shape))
+    np.testing.assert_array_equal(columns, np.broadcast_to(own, columns.shape))
+
+
+@pytest.mark.parametrize("count", [64, 128])
+def test_a_warp_keeps_all_numbers_of_its_choices(count):
+    warp, own = np.arange(4).reshape(4, 1, 1), places(encode._within_warps(count), (count,))
+    kept = places(encode._choices(count), (encode.CHOICES, count)).reshape(4, 32, 2, -1)
+    np.testing.assert_array_equal(kept // count % 4, np.broadcast_to(warp[..., None], kept.shape))
+    own = own.reshape(4, 32, 1, -1)
+    np.testing.assert_array_equal(kept % count, np.broadcast_to(own, kept.shape))
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])

@@ -1,6 +1,4 @@
-"""One tile of keys or values turned into few bits: read once, written once where a kernel runs.
-
-There is a kernel for TPUs; on GPUs XLA compiles the reference."""
+"""One tile of keys or values turned into few bits: read once, written once where a kernel runs."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import jax
 from kvjax.ops import hadamard, packing
 from kvjax.ops.affine import Tile
 from kvjax.ops.dispatch import choose
-from kvjax.ops.encode_tile import heed, reference, tpu
+from kvjax.ops.encode_tile import gpu, heed, reference, tpu
 from kvjax.ops.encode_tile.heed import Heed
 from kvjax.ops.encode_tile.reference import Kvarn
 
@@ -24,8 +22,9 @@ def kvarn_tile(
     Args:
       x: [..., C, D], any float dtype, in the original frame; all leading axes are tiles.
       role: "key" (R = D rows of M = C numbers) or "value" (R = C rows of M = D numbers).
-      options: see `kvjax.encode.kvarn`. Clipped ranges and 8-bit scales are the reference's alone.
-      implementation: None, "reference" or "tpu" (see `kvjax.ops.dispatch.choose`).
+      options: see `kvjax.encode.kvarn`. Clipped ranges and 8-bit scales are the reference's alone;
+        `normalize_tile` has no GPU kernel.
+      implementation: None, "reference", "tpu" or "gpu" (see `kvjax.ops.dispatch.choose`).
 
     Returns:
       ``codes`` int32 [..., words(R), M], ``affine`` int32 [..., R] and ``column`` int32 [..., M/2],
@@ -39,9 +38,15 @@ def kvarn_tile(
     check(x, role, options.bits, options.meta_dtype)
     if options.rotate:
         hadamard.check_dim(x.shape[-1])
-    refusals = {"tpu": lambda: tpu.kvarn_refusal(x, options)}
-    if choose(NAME, implementation, refusals, x) == "tpu":
+    refusals = {
+        "tpu": lambda: tpu.kvarn_refusal(x, options),
+        "gpu": lambda: gpu.kvarn_refusal(x, options),
+    }
+    chosen = choose(NAME, implementation, refusals, x)
+    if chosen == "tpu":
         return tpu.kvarn_tile(x, role, options)
+    if chosen == "gpu":
+        return gpu.kvarn_tile(x, role, options)
     return reference.kvarn_tile(x, role, options)
 
 
@@ -61,7 +66,7 @@ def heed_tile(
       options: see `kvjax.encode.heed`.
       query: [..., n, D], queries in the original frame, as the keys will meet them; None: keys
         are fitted without feedback. Values do not read it.
-      implementation: None, "reference" or "tpu" (see `kvjax.ops.dispatch.choose`).
+      implementation: None, "reference", "tpu" or "gpu" (see `kvjax.ops.dispatch.choose`).
 
     Returns:
       ``codes`` int32 [..., words(R), M] and ``affine`` int32 [..., R], as
@@ -74,9 +79,12 @@ def heed_tile(
     """
     check(x, role, options.bits, options.meta_dtype)
     hadamard.check_dim(x.shape[-1])
-    refusals = {"tpu": lambda: tpu.refusal(x)}
-    if choose(NAME, implementation, refusals, (x, query)) == "tpu":
+    refusals = {"tpu": lambda: tpu.refusal(x), "gpu": lambda: gpu.refusal(x)}
+    chosen = choose(NAME, implementation, refusals, (x, query))
+    if chosen == "tpu":
         return tpu.heed_tile(x, role, options, query)
+    if chosen == "gpu":
+        return gpu.heed_tile(x, role, options, query)
     return heed.heed_tile(x, role, options, query)
 
 
