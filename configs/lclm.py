@@ -38,7 +38,7 @@ def get_config(arg: str = "") -> ConfigDict:
         {
             "name": "",  # a decoder that kvjax.load knows, or a Hugging Face folder; "": made here
             "encoder": "",  # a Hugging Face folder; "": the decoder's first layers
-            "encoder_layers": 4,
+            "encoder_layers": 2,
             "decoder": "full",  # how it learns: "frozen", "lora" or "full"
             "lora_rank": 16,
             "window": 64,
@@ -46,17 +46,17 @@ def get_config(arg: str = "") -> ConfigDict:
             "pooling": "mean",
             "causal": True,
             "adapter": "mlp",
-            "tiny": {"vocabulary": 1024, "hidden": 128, "mlp": 384, "layers": 4, "heads": 4,
-                     "kv_heads": 2, "head_dim": 32, "context": 4096},
+            "tiny": {"vocabulary": 257, "hidden": 128, "mlp": 384, "layers": 2, "heads": 4,
+                     "kv_heads": 2, "head_dim": 32, "context": 4096, "window": 4},
         }
     )  # fmt: skip
     config.shape = ConfigDict(  # of a micro-batch, after compression
         {
-            "rows": 8,
-            "length": 320,  # positions of a row
+            "rows": 7,
+            "length": 384,  # positions of a row
             "windows": 64,  # of all rows together
             "micro": 1,  # micro-batches a step
-            "chunk": 320,  # positions whose logits are there at a time
+            "chunk": 384,  # positions whose logits are there at a time
             "recompute": False,  # activation checkpointing
             "windows_per_pass": 0,  # in the encoder at once; 0: all
         }
@@ -64,11 +64,11 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data = _data()
     config.stages = ConfigDict(
         {
-            "pretrain": _stage(3000, 100, decoder=2e-3),
-            "adapter": _stage(250, 25, adapter=3e-3),
-            "encoder": _stage(500, 50, adapter=1e-3, encoder=1e-3),
-            "end_to_end": _stage(1400, 100, adapter=1e-3, encoder=1e-3, decoder=5e-4),
-            "sft": _stage(700, 50, adapter=5e-4, encoder=5e-4, decoder=5e-4),
+            "pretrain": _stage(2500, 100, decoder=1e-3),
+            "adapter": _stage(120, 20, adapter=3e-3),
+            "encoder": _stage(300, 30, adapter=1e-3, encoder=1e-3),
+            "end_to_end": _stage(800, 80, adapter=1e-3, encoder=1e-3, decoder=5e-4),
+            "sft": _stage(400, 40, adapter=5e-4, encoder=5e-4, decoder=5e-4),
         }
     )
     config.decay = ConfigDict({"pretrain": 0.1, "adapter": 0.01, "encoder": 0.01, "decoder": 0.0})
@@ -103,12 +103,12 @@ def _data() -> ConfigDict:
             "spans": (16, 64),  # of continual pre-training, the shortest and the longest
             "copied": 64,  # the longest reconstruction
             "chunks": 4,  # that EXPAND chooses among
-            "chunk": 26,  # text of each, beside its numbers
-            "needles": 2,  # numbers in each
+            "chunk": 24,  # text of each, beside its numbers
+            "needles": 1,  # numbers in each
             "digits": 3,
             "mixtures": {
-                "pretrain": {"text": 0.5, "raw_needle": 0.2, "raw_expand": 0.1,
-                             "raw_reconstruction": 0.2},
+                "pretrain": {"text": 0.2, "raw_needle": 0.2, "raw_expand": 0.2,
+                             "raw_reconstruction": 0.4},
                 "continual": {"continual": 0.5, "reconstruction": 0.4, "needle": 0.1},
                 "sft": {"continual": 0.1, "reconstruction": 0.2, "needle": 0.3, "expand": 0.3,
                         "raw_needle": 0.05, "raw_expand": 0.05},

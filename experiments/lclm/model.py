@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,24 +68,27 @@ def _key(config: ConfigDict) -> str:
 
 
 def tiny_config(tiny: ConfigDict, vocabulary: int, context: int) -> DecoderConfig:
+    """Qwen2's kind; with `tiny.window` every other layer, from the first on, sees so few tokens:
+    what was just said is then at hand, and copying is learnt within some hundred steps."""
+    near = LayerConfig(window=tiny.get("window", 0) or None)
+    layers = tuple(LayerConfig() if i % 2 else near for i in range(tiny.layers))
     return DecoderConfig(
-        family="qwen3", vocab_size=vocabulary, hidden_size=tiny.hidden,
+        family="qwen2", vocab_size=vocabulary, hidden_size=tiny.hidden,
         intermediate_size=tiny.mlp, num_heads=tiny.heads, num_kv_heads=tiny.kv_heads,
-        head_dim=tiny.head_dim, layers=(LayerConfig(),) * tiny.layers, context=context,
-        qk_norm=True, tie_embeddings=True,
+        head_dim=tiny.head_dim, layers=layers, context=context, qkv_bias=True,
+        tie_embeddings=True,
     )  # fmt: skip
 
 
-def _fresh(config: DecoderConfig, seed: int) -> Decoder:
-    """Normal with deviation 0.02, output projections smaller by depth (GPT-2), norms 1."""
+def fresh(config: DecoderConfig, seed: int, dtype: str = "float32") -> Decoder:
+    """A decoder of random weights: normal with a variance of 1 / inputs, norms 1, biases 0."""
     draw, tensors = np.random.default_rng(seed), {}
     for name, shape in tensor_shapes(config).items():
-        size = 0.02
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            size /= math.sqrt(2 * len(config.layers))
-        whole = draw.normal(0, size, shape) if len(shape) > 1 else np.ones(shape)
-        tensors[name] = whole.astype(np.float32)
-    return Decoder(config, tensors)
+        if len(shape) > 1:
+            tensors[name] = draw.normal(0, shape[-1] ** -0.5, shape).astype(np.float32)
+        else:
+            tensors[name] = np.full(shape, float(not name.endswith("bias")), np.float32)
+    return Decoder(config, tensors, dtype)
 
 
 def _pretrained(
@@ -98,7 +100,7 @@ def _pretrained(
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
             own = tiny_config(config.model.tiny, spoken.vocab_size, config.model.tiny.context)
-            frame, params = take_apart(_fresh(own, config.seed), config.dtype)
+            frame, params = take_apart(fresh(own, config.seed), config.dtype)
             size = spoken.vocab_size
             maker = Maker(config.data, spoken, soft_config(config, (size, size + 1, size + 2)))
             fitted = training.pretrain(config, frame, params, maker, pieces.train, folder)

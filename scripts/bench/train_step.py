@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from configs.lclm import get_config
 from experiments.lclm import training, words
 from experiments.lclm.examples import Maker
-from experiments.lclm.model import _fresh, soft_config, tiny_config
+from experiments.lclm.model import fresh, soft_config, tiny_config
 from experiments.lclm.rows import points
 from kvjax.soft import LCLM, add_memory_rows, new_model
 from kvjax.soft.encoder import first_layers
@@ -38,7 +38,7 @@ def model_and_data(config: ConfigDict, folder: Path) -> tuple[LCLM, Any]:
     texts = words.texts(config)
     spoken = words.vocabulary(texts[0], config.model.tiny.vocabulary, folder / "words.json")
     pieces = words.corpus(config, texts, spoken)
-    base = _fresh(tiny_config(config.model.tiny, spoken.vocab_size, 4096), 0)
+    base = fresh(tiny_config(config.model.tiny, spoken.vocab_size, 4096), 0)
     decoder, markers = add_memory_rows(base)
     soft = soft_config(config, markers)
     maker = Maker(config.data, spoken, soft)

@@ -39,7 +39,7 @@ from pathlib import Path
 from experiments.args import config_module, with_overrides
 from experiments.lclm import training
 from experiments.lclm.examples import Maker
-from experiments.lclm.model import _fresh, soft_config, tiny_config
+from experiments.lclm.model import fresh, soft_config, tiny_config
 from experiments.lclm.words import vocabulary
 from experiments.points import study
 from kvjax.soft import add_memory_rows, new_model
@@ -56,7 +56,7 @@ pieces = [ids[at : at + 96] for at in range(0, 480, 96)]
 for name, mesh in (("one", (1, 1, 1)), ("four", (1, 2, 2))):
     sizes = dict(zip(("mesh.data", "mesh.fsdp", "mesh.model"), mesh))
     config = with_overrides(point.config, sizes | {"model.tiny.kv_heads": 2})
-    base = _fresh(tiny_config(config.model.tiny, words.vocab_size, 1024), 0)
+    base = fresh(tiny_config(config.model.tiny, words.vocab_size, 1024), 0)
     decoder, markers = add_memory_rows(base)
     model = new_model(first_layers(base, 1), decoder, soft_config(config, markers))
     maker = Maker(config.data, words, model.config)
