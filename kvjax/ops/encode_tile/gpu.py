@@ -38,7 +38,7 @@ from kvjax.ops.mosaic_gpu import (
     spread,
     tiled,
 )
-from kvjax.ops.rounding import as_rows
+from kvjax.ops.rounding import as_rows, divide
 
 PART = 32  # columns, or rows, that a thread reads before it sums them
 PAD = 4  # numbers between two rows of shared memory, or all columns would lie on the same banks
@@ -217,7 +217,7 @@ def _kvarn(
     shrink, size = jnp.exp(-row_log), jnp.exp(row_log)
     low, top = _row_ends(walk, shared)
     zero, top = low * shrink, top * shrink
-    scale = jnp.maximum((top - zero) / walk.levels, 1e-10)
+    scale = jnp.maximum(divide(top - zero, jnp.float32(walk.levels)), 1e-10)
     shared["by_row"][...], shared["zero"][...], shared["scale"][...] = shrink, zero, scale
     shared["out_affine"][...] = _pair(scale * size, zero * size, options.meta_dtype)
     _pack(walk, shared)
@@ -321,7 +321,8 @@ def _pack(walk: _Walk, shared: Any) -> None:
     def code(row: Array) -> Array:
         x = load(shared["rows"].at[row, pl.ds(0, walk.minor)], layout)
         x = x * column * shared["by_row"][row]
-        return _round((x - shared["zero"][row]) / shared["scale"][row], walk.levels).astype(I32)
+        steps = divide(x - shared["zero"][row], shared["scale"][row])
+        return _round(steps, walk.levels).astype(I32)
 
     for bits, first, count, drop in _fields(walk):
 
