@@ -1,4 +1,4 @@
-"""Decode attention on a real GPU (Hopper): is it right, and how fast? At most five minutes.
+"""Few-bit caches on a real GPU (Hopper): are the kernels right, how fast? At most five minutes.
 
     .venv/bin/python scripts/device/quantize.py [--output=results/device/quantize.json]
     .venv/bin/python scripts/device/quantize.py --dry_run   # anywhere: tiny, its times mean nothing
@@ -7,6 +7,7 @@ First every kernel against its definition; then, at Qwen3-4B's shape (32 query h
 head_dim 128), the time of one decoding step's attention over 4K, 32K and 128K tokens at batch 1
 and 8: exact (bfloat16) and in 2, 4 and 8 bits, beside the attention functions that JAX offers
 (cuDNN's, XLA's, and Pallas' Triton kernel where it can be imported), and a copy as the ceiling.
+Last, the time to encode a tile of every KV head, beside the reference compiled by XLA.
 
 A time is the median of several runs of a loop inside one program, each turn of which waits for
 the one before. `GB/s` counts the cache's bytes once; the copy's counts bytes read and written.
@@ -35,9 +36,13 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from kvjax.ops import packing
+from kvjax.ops import hadamard, packing
 from kvjax.ops.affine import Affine
 from kvjax.ops.dense_decode_attention import gpu as dense
+from kvjax.ops.encode_tile import gpu as encode
+from kvjax.ops.encode_tile import heed, reference
+from kvjax.ops.encode_tile.heed import Heed
+from kvjax.ops.encode_tile.reference import Kvarn
 from kvjax.ops.gpu_blocks import dense_blocks, packed_blocks
 from kvjax.ops.mosaic_gpu import device_refusal
 from kvjax.ops.partials import Block, Partial, Scoring, Visible, read
@@ -55,6 +60,8 @@ _BATCHES = flags.DEFINE_list("batches", ["1", "8"], "rows")
 
 TILE, L2_BYTES = 128, 50 * 2**20
 TOLERANCE = {"exact": 1e-2, "packed": 2e-3}  # largest error over the largest output
+ENCODED = 0.02  # how far the power of an encoder's error may be from the definition's
+ENCODERS = [(name, role) for name in ("kvarn", "heed") for role in ("value", "key")]
 WIDTHS = {"2 bits": (2, False), "2 bits, two scales": (2, True), "4 bits": (4, False),
           "8 bits": (8, False)}  # fmt: skip
 Tree = Any
@@ -70,6 +77,7 @@ class Sizes:
         self.tokens = (1,) if tiny else (1, 4)
         self.repeats, self.loop_seconds = (1, 0.0) if tiny else (7, 0.01)
         self.widths = dict(list(WIDTHS.items())[: 1 if tiny else None])
+        self.encoders = ENCODERS[: 1 if tiny else None]
         self.interpret: Any = plgpu.InterpretGPUParams() if tiny else False
         self.cores = 4 if tiny else jax.devices()[0].core_count
         self.scoring = Scoring(self.dim**-0.5)
@@ -164,6 +172,66 @@ def errors(sizes: Sizes, tokens: int) -> list[dict[str, Any]]:
         found.append({"kernel": name, "tokens": tokens, "error": error, "lse_error": lse,
                       "passed": passed})  # fmt: skip
     return found
+
+
+def to_encode(sizes: Sizes, batch: int) -> tuple[jax.Array, jax.Array]:
+    """A tile of every KV head, its channels of unlike size, and the queries of its tokens."""
+    lead, group = (batch, sizes.kv_heads, 1), sizes.heads // sizes.kv_heads
+    keys = jax.random.split(jax.random.key(3), 3)
+    size = jnp.exp(jax.random.normal(keys[0], (*lead, 1, sizes.dim)))
+    x = jax.random.normal(keys[1], (*lead, TILE, sizes.dim)) * size
+    query = jax.random.normal(keys[2], (*lead, group * TILE, sizes.dim))
+    return x.astype(jnp.bfloat16), query.astype(jnp.bfloat16)
+
+
+def encoders_of(sizes: Sizes, name: str, role: str) -> list[Callable[..., Tree]]:
+    """The kernel and its definition, in 2 bits, of what `to_encode` gives."""
+    if name == "kvarn":
+        balanced = Kvarn(2)
+        return [
+            lambda x, query: encode.kvarn_tile(x, role, balanced, sizes.interpret),
+            lambda x, query: reference.kvarn_tile(x, role, balanced),
+        ]
+    fitted = Heed(2)
+    return [
+        lambda x, query: encode.heed_tile(x, role, fitted, query, sizes.interpret),
+        lambda x, query: heed.heed_tile(x, role, fitted, query),
+    ]
+
+
+def encoder_errors(sizes: Sizes) -> list[dict[str, Any]]:
+    """How much more or less of a tile is lost than by the definition; single codes may differ."""
+    x, query = to_encode(sizes, 1)
+    turned, found = hadamard.rotate(x), []
+    for name, role in sizes.encoders:
+        format = Affine(TILE, 2, 2, name == "kvarn", "float16")
+        lost = [
+            jnp.square(format.decode(jax.jit(f)(x, query), role, sizes.dim) - turned).sum()
+            for f in encoders_of(sizes, name, role)
+        ]
+        error = abs(float(lost[0] / lost[1]) - 1)
+        found.append({"kernel": f"{name} {role}", "tokens": TILE, "error": error,
+                      "passed": error < ENCODED})  # fmt: skip
+    return found
+
+
+def encoder_times(sizes: Sizes, batch: int, begun: float) -> list[dict[str, Any]]:
+    """Seconds to encode a tile of every KV head, by the kernel and by XLA."""
+    x, query = to_encode(sizes, batch)
+    rows: list[dict[str, Any]] = []
+    for name, role in sizes.encoders:
+        row: dict[str, Any] = {"batch": batch, "kernel": f"{name} {role}"}
+        for field, f in zip(("seconds", "xla"), encoders_of(sizes, name, role), strict=True):
+            if time.perf_counter() - begun > _SECONDS.value:
+                row[field] = None
+                continue
+            row[field] = seconds_of(sizes, functools.partial(_all_of, f), x, query)
+        rows.append(row)
+    return rows
+
+
+def _all_of(run: Callable[..., Tree], x: jax.Array, query: jax.Array) -> jax.Array:
+    return sum(leaf.sum() for leaf in jax.tree.leaves(run(x, query))).astype(jnp.float32)
 
 
 def seconds_of(sizes: Sizes, attend: Callable[..., Any], query: jax.Array, *cache: Tree) -> float:
@@ -299,6 +367,7 @@ def main(argv: list[str]) -> None:
     record: dict[str, Any] = {"device": device.device_kind, "jax": jax.__version__,
                               "dry_run": _DRY_RUN.value}  # fmt: skip
     record["correctness"] = [row for tokens in sizes.tokens for row in errors(sizes, tokens)]
+    record["correctness"] += encoder_errors(sizes)
     print(tabulate(record["correctness"], "keys", floatfmt=".2g"), flush=True)
     wrong = not all(row["passed"] for row in record["correctness"])
     if not wrong:
@@ -311,6 +380,8 @@ def main(argv: list[str]) -> None:
                 compared(rows, ceiling)
                 record["rows"] += rows
                 print(table(rows), flush=True)
+        record["encoding"] = [r for b in sizes.batches for r in encoder_times(sizes, b, begun)]
+        print(tabulate(record["encoding"], "keys", floatfmt=".3g"), flush=True)
     record["seconds"] = time.perf_counter() - begun
     save(record)
     if wrong:
