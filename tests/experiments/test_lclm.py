@@ -14,7 +14,7 @@ from experiments.args import config_module, with_overrides
 from experiments.lclm import report, training
 from experiments.lclm.evaluate import score
 from experiments.lclm.examples import RAW, Maker
-from experiments.lclm.model import _fresh, soft_config, tiny_config
+from experiments.lclm.model import fresh, soft_config, tiny_config
 from experiments.lclm.words import END, corpus, texts, vocabulary
 from experiments.points import study
 from experiments.table import Result
@@ -41,7 +41,7 @@ def made(tmp_path_factory):
     """The config of an arm, its maker, model and documents."""
     (point,) = study(smoke()).points(smoke())
     words = vocabulary(TEXTS, 300, tmp_path_factory.mktemp("words") / "words.json")
-    base = _fresh(tiny_config(point.config.model.tiny, words.vocab_size, 1024), 0)
+    base = fresh(tiny_config(point.config.model.tiny, words.vocab_size, 1024), 0)
     decoder, markers = add_memory_rows(base)
     config = soft_config(point.config, markers)
     model = new_model(first_layers(base, 1), decoder, config)
