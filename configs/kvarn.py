@@ -19,7 +19,8 @@ once a workdir (3 GB); a paired point 580; a retrieval row (three points) 490; a
 
 Expect, in nats of KL over 4 texts × 8,192 tokens (exact perplexity 13.40): at 2 bits heed 0.056,
 oscar (3.1 bits with metadata) 0.065, kitty 0.107, kivi 0.152, kvarn 0.156, hadamard_rtn 0.182,
-turboquant 0.199, rtn 0.357; at 3 bits heed 0.009, kvarn 0.015; at 4 bits heed 0.0018, kvarn 0.0029.
+turboquant 0.199, rtn 0.357; at 3 bits heed 0.009, kvarn 0.015; at 4 bits heed 0.0018, kvarn 0.0029;
+heed with tiles of 64 tokens, still at fewer bits than kvarn, 0.044, 0.0071 and 0.0013.
 `results/kvarn` and `results/kvarn-variants` hold the rows; a launch there runs those that lack.
 """
 
