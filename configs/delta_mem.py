@@ -66,7 +66,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.arms = ConfigDict(_arms())
     config.rows = MAIN  # names of the arms to run; none: all
     config.budget = WINDOW  # tokens that BM25 may bring
-    config.compressor = "results/lclm-smollm2/points/mixed/model"  # a folder, of arms with soft tokens
+    config.compressor = "results/lclm-smollm2/points/mixed/model"  # a folder, of soft arms
     config.evaluate = ConfigDict(
         {
             "episodes": 30,  # held-out episodes of each benchmark

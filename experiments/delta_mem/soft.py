@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from jax import Array
 from ml_collections import ConfigDict
 
+from experiments.compressor import open_compressor
 from kvjax import memory
 from kvjax.models.decoder import Decoder
-from kvjax.soft import LCLM, encode_context, load, prompt
+from kvjax.soft import LCLM, encode_context, prompt
 
 History = tuple[Sequence[int] | Array, Sequence[int]]  # n ids or inputs [n,E]; messages of them
-MARKERS = 3  # rows that a compressor's decoder adds to its model's vocabulary
 
 
 def with_memory_of(model: Decoder, config: ConfigDict) -> LCLM:
@@ -20,14 +20,7 @@ def with_memory_of(model: Decoder, config: ConfigDict) -> LCLM:
 
     `ValueError` where the compressor was not made of `config.model`.
     """
-    soft = load(config.compressor, config.dtype).model
-    found, wanted = (
-        (c.vocab_size, c.hidden_size, len(c.layers)) for c in (soft.decoder.config, model.config)
-    )
-    if found != (wanted[0] + MARKERS, *wanted[1:]):
-        raise ValueError(f"config.compressor={config.compressor!r}: its decoder's vocabulary, "
-                         f"width and depth are {found}, the model's {wanted}; give one that was "
-                         "made of config.model")  # fmt: skip
+    soft = open_compressor(config.compressor, model.config, config.dtype)
     if not config.arm.adapter:
         return soft
     decoder = memory.attach(soft.decoder, memory.memory_config(model), memory.tensors(model))

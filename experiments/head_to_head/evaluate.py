@@ -13,11 +13,12 @@ from tqdm import tqdm
 
 import kvjax
 from experiments.head_to_head.session import Session, open_session
+from experiments.head_to_head.soft import SoftTokens
 from experiments.head_to_head.speed import decode_rates
 from experiments.points import shared_folder
 from experiments.record import Metrics
 from experiments.statistics import by_block, by_quarter, mean_interval
-from experiments.transforms import build, entry_dtype, label
+from experiments.transforms import build, entry_dtype
 from kvjax.models.decoder import step_hidden, unembed
 
 
@@ -25,13 +26,16 @@ def run_point(config: ConfigDict, folder: Path) -> dict[str, Any]:
     """Quality, bytes and speed of `config.cache` on `config.texts`."""
     session = open_session(config, shared_folder(folder))
     transform = build(config.cache)
+    reader: Plain | SoftTokens = Plain(session, transform, entry_dtype(config.cache))
+    if "soft" in config:
+        reader = SoftTokens(session, config.compressor, config.soft, transform)
     with Metrics(folder) as metrics:
-        scores, cache = score(session, transform, metrics, config.cache)
+        scores, cache = score(session, reader, metrics, folder.name)
         result = {
             "scale": scale(config, session),
             "quality": quality(scores, config),
             "size": size(session, cache),
-            "speed": decode_rates(session, cache, config.decode_tokens),
+            "speed": decode_rates(session, reader.model, cache, config.decode_tokens),
         }
         metrics.write(config.length, summary(result))
     return result | {"blocks": {k: by_block(v, config.block).tolist() for k, v in scores.items()}}
@@ -55,27 +59,38 @@ def compare(exact: jax.Array, ours: jax.Array, target: jax.Array) -> dict[str, j
     }
 
 
+class Plain:
+    """What reads block by block through a cache transform: the model's own tokens all along."""
+
+    def __init__(self, session: Session, transform: Any, dtype: str | None) -> None:
+        self.model = session.model
+        batch, room = len(session.tokens), session.capacity
+        self.cache = kvjax.init_cache(self.model, transform, batch, room, dtype=dtype)
+
+    def hidden_of(self, tokens: jax.Array) -> jax.Array:
+        """tokens [B,T] -> hidden states [B,T,E]; the cache holds them afterwards."""
+        hidden, self.cache = step_hidden(self.model, tokens, self.cache, donate=True)
+        self.cache = kvjax.finish(self.model, self.cache)
+        return hidden
+
+
 def score(
-    session: Session, transform: Any, metrics: Metrics, choices: ConfigDict
+    session: Session, reader: Plain | SoftTokens, metrics: Metrics, name: str
 ) -> tuple[dict[str, np.ndarray], Any]:
     """Scores [B, T] of every position, and the cache that holds the whole text afterwards."""
-    model = session.model
-    cache = kvjax.init_cache(
-        model, transform, len(session.tokens), session.capacity, dtype=entry_dtype(choices)
-    )
     reference = session.reference  # after the line that refuses what this model cannot have
     parts: list[dict[str, np.ndarray]] = []
-    blocks, name = list(session.blocks()), label(choices)
+    blocks, words = list(session.blocks()), session.model.config.vocab_size
     for start, tokens in tqdm(blocks, desc=name, unit="block", leave=False, disable=None):
         stop = start + session.block
-        hidden, cache = step_hidden(model, tokens, cache, donate=True)
-        cache = kvjax.finish(model, cache)
-        exact = unembed(model, jnp.asarray(reference[:, start:stop]).astype(hidden.dtype))
+        hidden = reader.hidden_of(tokens)
+        exact = unembed(session.model, jnp.asarray(reference[:, start:stop]).astype(hidden.dtype))
         target = session.tokens[:, start + 1 : stop + 1]
-        parts.append(jax.device_get(compare(exact, unembed(model, hidden), target)))
+        ours = unembed(reader.model, hidden)[..., :words]  # a compressor's markers are no text
+        parts.append(jax.device_get(compare(exact, ours, target)))
         metrics.write(stop, {key: float(value.mean()) for key, value in parts[-1].items()})
     scores = {key: np.concatenate([part[key] for part in parts], axis=1) for key in parts[0]}
-    return {key: value.astype(np.float64) for key, value in scores.items()}, cache
+    return {key: value.astype(np.float64) for key, value in scores.items()}, reader.cache
 
 
 def scale(config: ConfigDict, session: Session) -> dict[str, Any]:

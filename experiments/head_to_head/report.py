@@ -12,7 +12,9 @@ _NOTES = (
     "over texts (over blocks where there is one text). Bytes "
     "are those of the live arrays, room for the decoded tokens included; bits are per key or value "
     "element of the text. Speed is greedy decoding after the text, all rows together; × is the "
-    "exact cache's in the same process, by turns, so the exact row's own × shows the noise."
+    "exact cache's in the same process, by turns, so the exact row's own × shows the noise. "
+    "A soft row keeps what a trained compressor makes of each block that was read; its encoder's "
+    "passes are not in the speed, its weights not in the bytes."
 )
 
 

@@ -1,10 +1,12 @@
 """From a config to its points, and everything about a config that can be wrong beforehand."""
 
 from collections.abc import Collection
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from experiments.args import node_at
+from experiments.compressor import check_compressor
 from experiments.points import Point
 from experiments.transforms import build, label, resolve
 
@@ -65,16 +67,23 @@ def points(config: ConfigDict, overridden: Collection[str] = ()) -> list[Point]:
         changes = [f"{path.removeprefix('cache.')}={node_at(config, path)}" for path in rest]
         return [_point(config, ",".join([label(cache), *changes]), cache)]
     chosen = config.rows or tuple(config.grid)
-    return [_point(config, name, _row(config, name)) for name in chosen]
+    return [_row(config, name) for name in chosen]
 
 
-def _row(config: ConfigDict, name: str) -> ConfigDict:
+def _row(config: ConfigDict, name: str) -> Point:
+    row, soft = dict(config.grid[name].items()), {}
+    if "soft" in row:
+        soft = {"soft": row.pop("soft"), "compressor": config.compressor}
+        check_compressor(config.compressor, {f"config.grid.{name}.soft": soft["soft"]})
     base = {field: config.cache[field] for field in ("sink", "tile", "dtype")}
-    return resolve(ConfigDict(base | dict(config.grid[name].items())), f"config.grid.{name}")
+    return _point(config, name, resolve(ConfigDict(base | row), f"config.grid.{name}"), soft)
 
 
-def _point(config: ConfigDict, name: str, cache: ConfigDict) -> Point:
+def _point(
+    config: ConfigDict, name: str, cache: ConfigDict, soft: dict[str, Any] | None = None
+) -> Point:
     """A point's config holds what defines it and no more, so that other rows do not touch it."""
     build(cache)  # members reject impossible values here
     kept = ("experiment", "model", "dtype", "texts", "length", "block", "decode_tokens")
-    return Point(name, ConfigDict({key: config[key] for key in kept} | {"cache": cache}))
+    own = {key: config[key] for key in kept} | {"cache": cache} | (soft or {})
+    return Point(name, ConfigDict(own))

@@ -104,7 +104,8 @@ def _open(config_json: str, shared: Path) -> Session:
 
 
 def open_session(config: ConfigDict, shared: Path) -> Session:
-    """The session of a point's config; points that differ only in `cache` share one."""
+    """The session of a point's config; points that differ only in how they keep it share one."""
     data = record.json.loads(config.to_json_best_effort())
-    del data["cache"]
+    for field in ("cache", "soft", "compressor"):
+        data.pop(field, None)
     return _open(json.dumps(data, sort_keys=True), shared)

@@ -8,20 +8,24 @@ import jax.numpy as jnp
 from flax import nnx
 
 from experiments.head_to_head.session import Session
+from kvjax.models.decoder import Decoder
 from kvjax.models.generate import decode_stretch
 
 REPEATS = 2
 
 
-def decode_rates(session: Session, cache: Any, count: int) -> dict[str, Any]:
-    """Tokens per second over all rows, greedy, after the text; the best of two, taken by turns."""
-    sides = {"ours": cache, "exact": session.exact_cache}
+def decode_rates(session: Session, model: Decoder, cache: Any, count: int) -> dict[str, Any]:
+    """Tokens per second over all rows, greedy, after the text; the best of two, taken by turns.
+
+    `model` is the one that `cache` belongs to.
+    """
+    sides = {"ours": (model, cache), "exact": (session.model, session.exact_cache)}
     for side in sides.values():
-        _seconds(session, side, count)  # compiles
+        _seconds(session, *side, count)  # compiles
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(REPEATS):
         for name, side in sides.items():
-            times[name].append(_seconds(session, side, count))
+            times[name].append(_seconds(session, *side, count))
     tokens = len(session.tokens) * count
     ours, exact = tokens / min(times["ours"]), tokens / min(times["exact"])
     return {
@@ -34,11 +38,11 @@ def decode_rates(session: Session, cache: Any, count: int) -> dict[str, Any]:
     }
 
 
-def _seconds(session: Session, cache: Any, count: int) -> float:
+def _seconds(session: Session, model: Decoder, cache: Any, count: int) -> float:
     """Time of one compiled stretch from `cache`, copied first because the stretch donates it."""
-    graph, state = nnx.split(session.model)
+    graph, state = nnx.split(model)
     token = session.tokens[:, session.length]
-    logits = jax.nn.one_hot(token, session.model.config.vocab_size)  # so the text's token is next
+    logits = jax.nn.one_hot(token, model.config.vocab_size)  # so the text's token is next
     done = jnp.zeros(len(token), bool)
     fresh = jax.block_until_ready(jax.tree.map(jnp.copy, cache))
     start = time.perf_counter()

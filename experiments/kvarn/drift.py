@@ -12,14 +12,16 @@ from experiments.kvarn.rows import TEXT_FIELDS, encoder_of, transform_of
 from experiments.points import shared_folder
 from experiments.record import Metrics
 from experiments.statistics import by_block
+from experiments.transforms import entry_dtype
 
 
 def run_point(config: ConfigDict, folder: Path) -> dict[str, Any]:
     """Quality, bits and bytes of the row, and block means of every score."""
     session = session_of(config, folder)
     transform = transform_of(config)
+    reader = evaluate.Plain(session, transform, entry_dtype(config.cache))
     with Metrics(folder) as metrics:
-        scores, cache = evaluate.score(session, transform, metrics, config.cache)
+        scores, cache = evaluate.score(session, reader, metrics, folder.name)
     return {
         "scale": evaluate.scale(config, session),
         "quality": evaluate.quality(scores, config),
