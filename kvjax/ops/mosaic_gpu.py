@@ -62,6 +62,13 @@ def load(ref: Any, layout: Any) -> Array:
     return plgpu.load(ref, layout=layout, optimized=False)
 
 
+def store(ref: Any, x: Array) -> None:
+    if hasattr(plgpu, "store"):
+        plgpu.store(ref, x, optimized=False)
+    else:  # before JAX 0.12, which wants rows in shared memory that keep banks apart
+        ref[...] = x
+
+
 def spread(x: Array, shape: tuple[int, ...], axis: int, layout: Any = WG) -> Array:
     """A vector along `axis` of an array of `shape`."""
     return plgpu.layout_cast(lax.broadcast_in_dim(x, shape, (axis,)), layout)

@@ -36,12 +36,13 @@ from kvjax.ops.mosaic_gpu import (
     load,
     products,
     spread,
+    store,
     tiled,
 )
 from kvjax.ops.rounding import as_rows, divide
 
 PART = 32  # columns, or rows, that a thread reads before it sums them
-PAD = 4  # numbers between two rows of shared memory, or all columns would lie on the same banks
+PAD = 8  # numbers between two rows of shared memory: a product is then stored without conflicts
 SWIZZLE = 64  # 16-bit numbers, 128 bytes: the widest
 CHOICES = 8  # a multiple of 4 warps that holds Heed's five clipped ranges
 # Loads and stores of shared memory wait for each other by themselves.
@@ -139,7 +140,7 @@ def _rotate(walk: _Walk, x_ref: Any, signs_ref: Any, shared: Any, factor: float)
             [[(load(left, WG), operand)]], walk.rows, walk.minor, bool(walk.interpret)
         )
         rows = shared["rows"].at[:, pl.ds(0, walk.minor)]
-        plgpu.store(rows, made * factor, optimized=False)
+        store(rows, made * factor)
 
     pl.run_scoped(body, plgpu.SMEM(right.shape, right.dtype, transforms=tiled(SWIZZLE)))
 
