@@ -108,7 +108,9 @@ def heed(
     Args:
       key_bits, value_bits: 1, 2, 3, 4 or 8.
       tile: tokens encoded together, even. 64 rather than 128 takes 0.125 bits an element more and
-        is the better buy at every width (`results/kvarn`): C and the ranges are then fresher.
+        is the better buy at every width (`results/kvarn`): C and the ranges are then fresher. But
+        GPU kernels want 128, and a TPU pads rows of 64 to its 128 lanes: there, at head_dim 128
+        and 2 bits, tiles of 64 take 3.5 bits an element and not 2.5.
       meta_dtype: "float16" or "bfloat16", for scales and zeros. Codes are chosen for the scales as
         stored.
       feedback: False fits each row by itself; then no queries are kept.
