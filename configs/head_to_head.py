@@ -62,13 +62,14 @@ def get_config(arg: str = "") -> ConfigDict:
     )
     config.cache.place = ConfigDict({"name": "resident"})
     config.grid = grid()
-    config.rows = tuple(name for name in config.grid if name not in SOFT)  # grid rows to run
+    config.rows = ()  # names of the grid rows to run; none: all
     config.compressor = "results/lclm-smollm2/points/mixed/model"  # a folder, of the soft rows
 
     if variant.full:
         config.length = 2048
         config.cache.sink, config.cache.tile = 128, 128
     if variant.soft:
+        config.grid.update({name: {"sink": 0, "soft": ratio} for name, ratio in SOFT.items()})
         config.rows = ("exact", *SOFT)
     if variant.smoke:
         config.texts = ("wikipedia/Albedo", "python-topics/specialnames")
@@ -89,7 +90,6 @@ def grid() -> ConfigDict:
     window = {"name": "streaming", "sink": 4, "recent": 256}
     rows["streaming"] = {"select": window, "sink": 0}
     rows["streaming+kvarn-k2v2"] = rows["streaming"] | rows["kvarn-k2v2"]
-    rows |= {name: {"sink": 0, "soft": ratio} for name, ratio in SOFT.items()}
     return ConfigDict(rows)
 
 
