@@ -32,9 +32,11 @@ def validate(config: ConfigDict) -> None:
     _check_benchmarks(config)
     for name in config.adapters:
         _check_training(f"config.adapters.{name}", _adapter(config, name)[1])
-    for name in config.arms:
-        _arm(config, name)
-    _check_compressor(config)
+    arms = {name: _arm(config, name) for name in config.arms}
+    asked = {name: arms[name].soft for name in config.rows or arms if arms[name].soft}
+    check_compressor(
+        config.compressor, {f"config.arms.{name}.soft": ratio for name, ratio in asked.items()}
+    )
     for name in config.mqar.cells:
         _memory(f"config.mqar.cells.{name}", config.mqar.cells[name])
     for field in ("key_count", "value_count", "embed", "steps", "batch"):
@@ -113,13 +115,6 @@ def _adapter(config: ConfigDict, name: str) -> tuple[ConfigDict, ConfigDict]:
     labels = training["benchmarks"]
     training["benchmarks"] = {label: _benchmark(config, label) for label in labels}
     return ConfigDict({"name": name, **own}), ConfigDict(training)
-
-
-def _check_compressor(config: ConfigDict) -> None:
-    """The compressor is there where an arm that runs needs it, and serves the ratio."""
-    arms = {name: _arm(config, name) for name in config.rows or config.arms}
-    asked = {f"config.arms.{name}.soft": arm.soft for name, arm in arms.items() if arm.soft}
-    check_compressor(config.compressor, asked)
 
 
 def _arm(config: ConfigDict, name: str) -> ConfigDict:

@@ -25,17 +25,14 @@ from kvjax.models.decoder import step_hidden, unembed
 def run_point(config: ConfigDict, folder: Path) -> dict[str, Any]:
     """Quality, bytes and speed of `config.cache` on `config.texts`."""
     session = open_session(config, shared_folder(folder))
-    transform = build(config.cache)
-    reader: Plain | SoftTokens = Plain(session, transform, entry_dtype(config.cache))
-    if "soft" in config:
-        reader = SoftTokens(session, config.compressor, config.soft, transform)
+    reader = reader_of(session, config)
     with Metrics(folder) as metrics:
-        scores, cache = score(session, reader, metrics, folder.name)
+        scores = score(session, reader, metrics, folder.name)
         result = {
             "scale": scale(config, session),
             "quality": quality(scores, config),
-            "size": size(session, cache),
-            "speed": decode_rates(session, reader.model, cache, config.decode_tokens),
+            "size": size(session, reader.cache),
+            "speed": decode_rates(session, reader.model, reader.cache, config.decode_tokens),
         }
         metrics.write(config.length, summary(result))
     return result | {"blocks": {k: by_block(v, config.block).tolist() for k, v in scores.items()}}
@@ -74,11 +71,19 @@ class Plain:
         return hidden
 
 
+def reader_of(session: Session, config: ConfigDict) -> Plain | SoftTokens:
+    """What a point's config reads by; `ValueError` for what this model cannot have."""
+    transform = build(config.cache)
+    if "soft" in config:
+        return SoftTokens(session, config.compressor, config.soft, transform)
+    return Plain(session, transform, entry_dtype(config.cache))
+
+
 def score(
     session: Session, reader: Plain | SoftTokens, metrics: Metrics, name: str
-) -> tuple[dict[str, np.ndarray], Any]:
-    """Scores [B, T] of every position, and the cache that holds the whole text afterwards."""
-    reference = session.reference  # after the line that refuses what this model cannot have
+) -> dict[str, np.ndarray]:
+    """Scores [B, T] of every position; the reader's cache holds the whole text afterwards."""
+    reference = session.reference
     parts: list[dict[str, np.ndarray]] = []
     blocks, words = list(session.blocks()), session.model.config.vocab_size
     for start, tokens in tqdm(blocks, desc=name, unit="block", leave=False, disable=None):
@@ -90,7 +95,7 @@ def score(
         parts.append(jax.device_get(compare(exact, ours, target)))
         metrics.write(stop, {key: float(value.mean()) for key, value in parts[-1].items()})
     scores = {key: np.concatenate([part[key] for part in parts], axis=1) for key in parts[0]}
-    return {key: value.astype(np.float64) for key, value in scores.items()}, reader.cache
+    return {key: value.astype(np.float64) for key, value in scores.items()}
 
 
 def scale(config: ConfigDict, session: Session) -> dict[str, Any]:

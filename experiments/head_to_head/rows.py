@@ -65,7 +65,7 @@ def points(config: ConfigDict, overridden: Collection[str] = ()) -> list[Point]:
         cache = resolve(config.cache)
         rest = sorted(path for path in by_hand if path not in _IN_LABEL)
         changes = [f"{path.removeprefix('cache.')}={node_at(config, path)}" for path in rest]
-        return [_point(config, ",".join([label(cache), *changes]), cache)]
+        return [_point(config, ",".join([label(cache), *changes]), cache, {})]
     chosen = config.rows or tuple(config.grid)
     return [_row(config, name) for name in chosen]
 
@@ -79,11 +79,9 @@ def _row(config: ConfigDict, name: str) -> Point:
     return _point(config, name, resolve(ConfigDict(base | row), f"config.grid.{name}"), soft)
 
 
-def _point(
-    config: ConfigDict, name: str, cache: ConfigDict, soft: dict[str, Any] | None = None
-) -> Point:
+def _point(config: ConfigDict, name: str, cache: ConfigDict, soft: dict[str, Any]) -> Point:
     """A point's config holds what defines it and no more, so that other rows do not touch it."""
     build(cache)  # members reject impossible values here
     kept = ("experiment", "model", "dtype", "texts", "length", "block", "decode_tokens")
-    own = {key: config[key] for key in kept} | {"cache": cache} | (soft or {})
+    own = {key: config[key] for key in kept} | {"cache": cache} | soft
     return Point(name, ConfigDict(own))

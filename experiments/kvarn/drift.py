@@ -18,14 +18,13 @@ from experiments.transforms import entry_dtype
 def run_point(config: ConfigDict, folder: Path) -> dict[str, Any]:
     """Quality, bits and bytes of the row, and block means of every score."""
     session = session_of(config, folder)
-    transform = transform_of(config)
-    reader = evaluate.Plain(session, transform, entry_dtype(config.cache))
+    reader = evaluate.Plain(session, transform_of(config), entry_dtype(config.cache))
     with Metrics(folder) as metrics:
-        scores, cache = evaluate.score(session, reader, metrics, folder.name)
+        scores = evaluate.score(session, reader, metrics, folder.name)
     return {
         "scale": evaluate.scale(config, session),
         "quality": evaluate.quality(scores, config),
-        "size": evaluate.size(session, cache),
+        "size": evaluate.size(session, reader.cache),
         "bits": bits(session.model, config),
         "blocks": block_means(scores, config.block),
     }
