@@ -69,7 +69,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.compressor = "results/lclm-smollm2/points/mixed/model"  # a folder, of soft arms
     config.evaluate = ConfigDict(
         {
-            "episodes": 30,  # held-out episodes of each benchmark
+            "episodes": 12,  # held-out episodes of each benchmark
             "batch": 10,  # questions at a time
             "new": 12,  # tokens of a reply
             "history": 512,  # the longest history that is allowed
@@ -102,11 +102,12 @@ def _training() -> dict[str, Any]:
     return {
         "benchmarks": (*ASKED, "recall"),
         "file": "",  # episodes as JSON lines instead (experiments/delta_mem/examples.py)
-        "episodes": 480,
+        "episodes": 240,
         "rows": 1,  # episodes of a micro-batch
-        "micro": 4,  # micro-batches of a step
+        "micro": 2,  # micro-batches of a step
         "questions": 8,  # of an episode
-        "history": 416,  # tokens; of a longer one, its last
+        "seen": 4,  # of these, with the history in view
+        "history": 384,  # tokens; of a longer one, its last
         "question": 32,  # tokens, its answer among them
         "answer": 12,
         "steps": 120,
@@ -212,7 +213,7 @@ def _paper(config: ConfigDict) -> None:
     config.model.name = "qwen3-4b-instruct-2507"
     config.training.update(
         {"benchmarks": (), "file": "qasper.jsonl", "episodes": 2219, "rows": 1, "micro": 32,
-         "questions": 1, "history": 8192, "question": 512, "answer": 256, "steps": 70,
+         "questions": 1, "seen": 1, "history": 8192, "question": 512, "answer": 256, "steps": 70,
          "warmup": 7, "rate": 2e-4, "context": 0.0, "recompute": True}
     )  # fmt: skip
     config.asked = ("locomo",)
@@ -230,7 +231,7 @@ def _smoke(config: ConfigDict) -> None:
     config.asked = ("recall",)
     config.training.update(
         {"benchmarks": ("recall",), "episodes": 8, "rows": 2, "micro": 1, "questions": 2,
-         "history": 128, "question": 64, "answer": 16, "steps": 3, "warmup": 1, "save_every": 2}
+         "seen": 2, "history": 128, "question": 64, "answer": 16, "steps": 3, "warmup": 1, "save_every": 2}
     )  # fmt: skip
     config.rows = ("base-seen", "token", "token-zero")
     config.evaluate.update({"episodes": 2, "batch": 2, "new": 4, "history": 256})

@@ -33,7 +33,7 @@ from kvjax.models.decoder import Decoder, init_beside, step_hidden, unembed
 from kvjax.models.generate import decode_stretch
 from kvjax.soft import LCLM
 
-WIDTH = 64  # lengths are rounded up to this, so that few shapes are compiled
+WIDTH = 32  # lengths are rounded up to this, so that few shapes are compiled
 
 
 def evaluate(

@@ -84,7 +84,7 @@ class Maker:
 
     def _longest(self, episodes: Sequence[Episode]) -> dict[str, int]:
         pairs = [self._pair(q) for episode in episodes for q in episode.questions]
-        return {"question": max(len(p) + len(a) - 1 for p, a in pairs),
+        return {"question": max(len(p) + len(a) for p, a in pairs),
                 "answer": max(len(a) for _, a in pairs)}  # fmt: skip
 
     def _pair(self, question: Question) -> tuple[list[int], list[int]]:
@@ -99,7 +99,7 @@ class Maker:
             for values, fill in zip(self.writer.history(episode.messages), (0, -1), strict=True)
         )
         pairs = [self._pair(episode.questions[i]) for i in picks]
-        asked = [[*prompt, *answer[:-1]] for prompt, answer in pairs]
+        asked = [[*prompt, *answer] for prompt, answer in pairs]
         at = [[len(prompt) - 1 + i for i in range(len(answer))] for prompt, answer in pairs]
         return Batch(
             ids,

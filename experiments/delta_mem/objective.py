@@ -4,7 +4,7 @@
 through the state, then a read pass of the question and its answer at fresh positions, without the
 history's keys and values and without writes; cross-entropy of the answer's tokens, and a pull of
 the write gates towards a target. Beside it, if asked for, the same with the history in view: one
-pass over history, question and answer, in which the memory reads and writes as it goes.
+pass over it and some questions with their answers, in which the memory reads and writes as it goes.
 
 A model without a memory (LoRA) has the same loss and no write pass.
 """
@@ -35,7 +35,7 @@ class Batch(NamedTuple):
     Attributes:
       history: [B,W], the messages.
       messages: [B,W], the message that a token belongs to, −1 behind the last one.
-      asked: [B,Q,T], question and answer.
+      asked: [B,Q,T], question and answer with the end of its line.
       length: [B,Q], tokens of these.
       at: [B,Q,A], places whose next token is the answer's.
       wanted: [B,Q,A], those tokens, −100 behind the last one.
@@ -54,8 +54,9 @@ class Objective:
     """Weights of the loss.
 
     Attributes:
-      context: share of the loss with the history in view, of an episode's first question; 0: the
-        original's loss.
+      context: share of the loss with the history in view; 0: the original's loss.
+      seen: questions asked with it in view, one behind the other, so that one pass over the history
+        serves them all.
       gates: the pass whose gates are pulled: "read", as the original's code does, or "write".
       weight, target: of weight · mean over layers of (mean gate − target)².
       recompute: activation checkpointing.
@@ -65,6 +66,7 @@ class Objective:
     """
 
     context: float = 0.0
+    seen: int = 1
     gates: str = "read"
     weight: float = 0.01
     target: float = 0.05
@@ -73,6 +75,8 @@ class Objective:
     def __post_init__(self) -> None:
         if not 0 <= self.context <= 1:
             raise ValueError(f"training.context={self.context}: use 0 to 1")
+        if self.seen < 1:
+            raise ValueError(f"training.seen={self.seen}: use 1 or more")
         if self.gates not in PASSES:
             raise ValueError(f"training.gates={self.gates!r}: use one of {PASSES}")
         if self.gates == "read" and self.context == 1:
@@ -132,30 +136,40 @@ def from_state(model: Decoder, batch: Batch, how: Objective) -> View:
 
 
 def in_view(model: Decoder, batch: Batch, how: Objective) -> View:
-    """One pass over the history, the first question and its answer.
+    """One pass over the history and its first `how.seen` questions with their answers.
 
     A memory that writes messages reads nothing that the same pass writes: this teaches it nothing.
     """
-    tokens, messages, length = joined(batch)
+    rows, tokens, messages = len(batch.history), *joined(batch, how.seen)
+    ends = question_ends(batch, how.seen)
     record = _has_memory(model) and how.gates == "write"
-    states = memory.writing(init_beside(model, len(tokens)), True, record)
-    real = jnp.arange(tokens.shape[1]) < (length + batch.length[:, 0])[:, None]
+    states = memory.writing(init_beside(model, rows), True, record)
+    real = jnp.arange(tokens.shape[1]) < ends[:, -1:]
     hidden, after = forward_beside(model, tokens, states, real, messages, how.recompute)
-    lost = _answer_loss(model, hidden, length[:, None] + batch.at[:, 0], batch.wanted[:, 0])
+    starts = (ends - batch.length[:, : how.seen])[..., None]
+    at, wanted = starts + batch.at[:, : how.seen], batch.wanted[:, : how.seen]
+    lost = _answer_loss(model, hidden, at.reshape(rows, -1), wanted.reshape(rows, -1))
     return View(lost, memory.gate_means(after) if record else None)
 
 
-def joined(batch: Batch) -> tuple[Array, Array, Array]:
-    """History and first question in one row [B,W+T], its messages (−1 at the question), and the
-    history's length [B]."""
-    length = (batch.messages >= 0).sum(1)
+def question_ends(batch: Batch, count: int) -> Array:
+    """Where each of the first `count` questions ends in a `joined` row, [B,count]."""
+    history = (batch.messages >= 0).sum(1, keepdims=True)
+    return history + jnp.cumsum(batch.length[:, :count], 1)
+
+
+def joined(batch: Batch, count: int) -> tuple[Array, Array]:
+    """A history and `count` questions with their answers in one row [B,W+count·T], left-aligned,
+    and its messages, −1 behind the history."""
     width = batch.asked.shape[2]
-    place = jnp.arange(batch.history.shape[1] + width)
-    pad = ((0, 0), (0, width))
-    behind = jnp.clip(place - length[:, None], 0, width - 1)
-    asked = jnp.take_along_axis(batch.asked[:, 0], behind, 1)
-    tokens = jnp.where(place < length[:, None], jnp.pad(batch.history, pad), asked)
-    return tokens, jnp.pad(batch.messages, pad, constant_values=-1), length
+    pad = ((0, 0), (0, count * width))
+    place, ends = jnp.arange(batch.history.shape[1] + pad[1][1]), question_ends(batch, count)
+    which = (place[:, None] >= ends[:, None, :-1]).sum(-1)  # the question that a place is in
+    starts = jnp.take_along_axis(ends - batch.length[:, :count], which, 1)
+    inside = jnp.clip(place - starts, 0, width - 1)
+    asked = jnp.take_along_axis(batch.asked.reshape(len(which), -1), which * width + inside, 1)
+    messages = jnp.pad(batch.messages, pad, constant_values=-1)
+    return jnp.where(messages >= 0, jnp.pad(batch.history, pad), asked), messages
 
 
 def _has_memory(model: Decoder) -> bool:

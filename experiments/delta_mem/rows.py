@@ -79,6 +79,9 @@ def _check_training(field: str, training: ConfigDict) -> None:
         raise ValueError(f"{field}: training.steps={training.steps}, warmup={training.warmup}, "
                          f"rate={training.rate}; use 1 step or more, fewer for the warm-up, and a "
                          "rate above 0")  # fmt: skip
+    if training.seen > training.questions:
+        raise ValueError(f"{field}: training.seen={training.seen}: there are training.questions="
+                         f"{training.questions} of an episode; use as many or fewer")  # fmt: skip
     if not training.benchmarks and not training.file:
         raise ValueError(f"{field}: training.benchmarks=(): name one, or a training.file")
     try:

@@ -59,8 +59,8 @@ def memory_config(settings: ConfigDict) -> DeltaMemConfig:
 
 
 def objective(training: ConfigDict) -> Objective:
-    return Objective(training.context, training.gates, training.gate_weight, training.gate_target,
-                     training.recompute)  # fmt: skip
+    return Objective(training.context, training.seen, training.gates, training.gate_weight,
+                     training.gate_target, training.recompute)  # fmt: skip
 
 
 def stage(config: ConfigDict) -> Stage:

@@ -77,7 +77,8 @@ def test_an_example_asks_for_the_answer_behind_the_question():
             wanted = [int(x) for x in made.wanted[i, q] if x != IGNORE]
             places = made.at[i, q, : len(wanted)]
             assert [*made.asked[i, q][places[1:]], wanted[-1]] == wanted  # each follows its place
-            assert made.length[i, q] == places[-1] + 1
+            assert made.length[i, q] == places[-1] + 2
+            assert made.asked[i, q, places[-1] + 1] == wanted[-1]
             text = WRITER.words.decode(made.asked[i, q, : places[0] + 1])
             said.add((text, WRITER.words.decode(wanted)))
         assert said == {(f"Question: {q.text}\nAnswer:", f" {q.answers[0]}\n")
@@ -91,13 +92,17 @@ def test_a_history_that_is_too_long_keeps_its_end():
     assert made.history.tolist() == ids[-20:] and made.messages.tolist() == numbers[-20:]
 
 
-def test_a_row_holds_the_history_and_behind_it_the_question():
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_row_holds_the_history_and_behind_it_the_questions(count):
     made = batch()
-    tokens, messages, length = objective.joined(made)
-    for i, n in enumerate(np.asarray(length)):
-        assert n == (made.messages[i] >= 0).sum()
+    tokens, messages = objective.joined(made, count)
+    ends = np.asarray(objective.question_ends(made, count))
+    assert tokens.shape == messages.shape == (2, 128 + 64 * count)
+    for i, n in enumerate((made.messages >= 0).sum(1)):
         np.testing.assert_array_equal(tokens[i, :n], made.history[i, :n])
-        np.testing.assert_array_equal(tokens[i, n : n + 64], made.asked[i, 0])
+        told = [made.asked[i, q, : made.length[i, q]] for q in range(count)]
+        np.testing.assert_array_equal(tokens[i, n : ends[i, -1]], np.concatenate(told))
+        assert ends[i].tolist() == (n + np.cumsum(made.length[i, :count])).tolist()
         assert (messages[i, n:] == -1).all() and (messages[i, :n] >= 0).all()
 
 
@@ -140,18 +145,18 @@ def test_turns_after_a_fact_say_nothing_of_it():
 
 
 def answer_loss(taught, states, example, history=None):
-    """−log p of each answer token through a cache, one question at a time."""
-    lost = []
-    for q in range(len(example.length)):
-        cache = history or kvjax.init_cache(taught, kvjax.cache(), 1, 64)
-        cache = memory.with_states(cache, states)
-        hidden, _ = step_hidden(taught, jnp.asarray(example.asked[q][None]), cache)
+    """−log p of each answer token through a cache: from the states, each question alone; or with
+    the history in view, one behind the other."""
+    lost, seen = [], history
+    for q, size in enumerate(example.length):
+        empty = kvjax.init_cache(taught, kvjax.cache(), 1, 64)
+        cache = seen or memory.with_states(empty, states)
+        hidden, after = step_hidden(taught, jnp.asarray(example.asked[q][None, :size]), cache)
+        seen = seen and after
         scores = jax.nn.log_softmax(unembed(taught, hidden)[0])
         counts = example.wanted[q] != IGNORE
         lost += [-scores[p, w] for p, w in zip(example.at[q][counts], example.wanted[q][counts],
                                                strict=True)]  # fmt: skip
-        if history is not None:
-            break
     return lost
 
 
@@ -164,12 +169,13 @@ def test_the_loss_is_that_of_the_state_alone_and_of_the_history_in_view(writes):
         example = jax.tree.map(lambda x, i=i: x[i], made)
         count = int((example.messages >= 0).sum())
         cache = evaluate.inject(taught, example.history[:count], example.messages[:count],
-                                kvjax.cache(), 128, 192)  # fmt: skip
+                                kvjax.cache(), 128, 256)  # fmt: skip
         held = memory.states(cache)
         blind += answer_loss(taught, memory.writing(held, False), example)
         if writes == "token":
-            seen += answer_loss(taught, memory.writing(held, True), example, cache)
-    how = Objective(context=0.25, weight=0.0)
+            on = memory.with_states(cache, memory.writing(held, True))
+            seen += answer_loss(taught, held, example, on)
+    how = Objective(context=0.25, seen=2, weight=0.0)
 
     @jax.jit
     def run(made):
