@@ -231,7 +231,8 @@ def _smoke(config: ConfigDict) -> None:
     config.asked = ("recall",)
     config.training.update(
         {"benchmarks": ("recall",), "episodes": 8, "rows": 2, "micro": 1, "questions": 2,
-         "seen": 2, "history": 128, "question": 64, "answer": 16, "steps": 3, "warmup": 1, "save_every": 2}
+         "seen": 2, "history": 128, "question": 64, "answer": 16, "steps": 3, "warmup": 1,
+         "save_every": 2}
     )  # fmt: skip
     config.rows = ("base-seen", "token", "token-zero")
     config.evaluate.update({"episodes": 2, "batch": 2, "new": 4, "history": 256})
