@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,7 @@ from kvjax.ops.encode_tile.reference import Kvarn
 from kvjax.ops.gpu_blocks import dense_blocks, packed_blocks
 from kvjax.ops.partials import Scoring
 from kvjax.ops.quantized_decode_attention import gpu as packed
+from scripts.aot_programs import Program, delta_scans, length, query
 
 CORES = 132
 NAME = "NVIDIA H100 80GB HBM3"
@@ -60,15 +61,6 @@ TARGET = f"""gpu_device_info {{
   registers_per_block_limit: 65536 }}
 platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} runtime_version {{ major: 13 }}
 device_description_str: "{NAME}" """
-
-
-class Program(NamedTuple):
-    """What is compiled: `shape` names it in the output."""
-
-    op: str
-    shape: dict[str, Any]
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
 
 
 def missing() -> str:
@@ -146,6 +138,7 @@ def programs(everything: bool = False) -> Iterator[Program]:
             yield quantized(batch, tokens, size, bits, column)
     for batch, bits in itertools.product((1, 8), (2, 4)) if everything else [(1, 2)]:
         yield from encoded(batch, bits)
+    yield from delta_scans(everything, {"form": "chunked"})  # what a GPU takes
     if not everything:
         yield quantized(1, 8, 4096, 2, False)
         yield quantized(1, 1, 4096, 2, False, heads=9, kv_heads=3, dim=64)  # SmolLM2's
@@ -174,7 +167,7 @@ def quantized(
         "quantized_decode_attention",
         shape | {"bits": bits, "column": column},
         function,
-        (_query(batch, tokens, heads, dim), key, value, _length(batch)),
+        (query(batch, tokens, heads, dim), key, value, length(batch)),
     )
 
 
@@ -205,16 +198,8 @@ def exact(batch: int, tokens: int, size: int, heads: int = 32, kv_heads: int = 8
         blocks=dense_blocks(batch, kv_heads, size, CORES),
     )  # fmt: skip
     shape = dict(batch=batch, tokens=tokens, size=size, heads=heads, kv_heads=kv_heads, dim=dim)
-    arguments = (_query(batch, tokens, heads, dim), entries, entries, _length(batch))
+    arguments = (query(batch, tokens, heads, dim), entries, entries, length(batch))
     return Program("dense_decode_attention", shape, function, arguments)
-
-
-def _query(batch: int, tokens: int, heads: int, dim: int) -> Any:
-    return jax.ShapeDtypeStruct((batch, tokens, heads, dim), jnp.bfloat16)
-
-
-def _length(batch: int) -> Any:
-    return jax.ShapeDtypeStruct((batch,), jnp.int32)
 
 
 def lines(everything: bool = False) -> Iterator[dict[str, Any]]:

@@ -33,9 +33,9 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,24 +45,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from kvjax.ops import packing
 from kvjax.ops.affine import Affine
-from kvjax.ops.delta_scan.api import delta_scan
 from kvjax.ops.dense_decode_attention.api import dense_decode_attention
 from kvjax.ops.encode_tile import api as encode
 from kvjax.ops.partials import Scoring
 from kvjax.ops.quantized_decode_attention.api import quantized_decode_attention
+from scripts.aot_programs import Program, delta_scans, length, query
 
 DUMP = Path(tempfile.gettempdir()) / f"kvjax-aot-{os.getpid()}"
 TOPOLOGIES = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "v5p": "v5p:2x2x1", "tpu7x": "tpu7x:2x2x1"}
 BUNDLE = re.compile(r"^\s*(0x[0-9a-f]+|\d+)\s+(?:[A-Z]{2} ?)*\s*:\s*(?:> ?)*\s*\{", re.MULTILINE)
-
-
-class Program(NamedTuple):
-    """What is compiled: `shape` names it in the output."""
-
-    op: str
-    shape: dict[str, Any]
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
 
 
 def missing() -> str:
@@ -131,7 +122,7 @@ def programs(everything: bool = False) -> Iterator[Program]:
             yield quantized(batch, tokens, size, bits, column)
     for batch, bits in itertools.product((1, 8), (2, 4)) if everything else [(1, 2)]:
         yield from encoded(batch, bits)
-    yield from scanned(everything)
+    yield from delta_scans(everything, {"implementation": "tpu"})
     if not everything:
         yield quantized(1, 8, 4096, 2, False)
         yield quantized(1, 1, 4096, 2, False, heads=9, kv_heads=3, dim=64)  # SmolLM2's
@@ -168,7 +159,7 @@ def quantized(
 
     shape = dict(batch=batch, tokens=tokens, size=size, heads=heads, kv_heads=kv_heads, dim=dim)
     shape |= {"bits": bits, "column": column}
-    arguments = (_query(batch, tokens, heads, dim), key, value, _length(batch))
+    arguments = (query(batch, tokens, heads, dim), key, value, length(batch))
     return Program("quantized_decode_attention", shape, function, arguments)
 
 
@@ -179,7 +170,7 @@ def exact(batch: int, tokens: int, size: int, heads: int = 32, kv_heads: int = 8
         dense_decode_attention, scoring=Scoring(dim**-0.5), implementation="tpu"
     )
     shape = dict(batch=batch, tokens=tokens, size=size, heads=heads, kv_heads=kv_heads, dim=dim)
-    arguments = (_query(batch, tokens, heads, dim), entries, entries, _length(batch))
+    arguments = (query(batch, tokens, heads, dim), entries, entries, length(batch))
     return Program("dense_decode_attention", shape, function, arguments)
 
 
@@ -199,45 +190,6 @@ def encoded(batch: int, bits: int) -> Iterator[Program]:
             "encode_tile", shape | {"encoder": "heed"},
             lambda x, query, heed=heed: heed(x, query=query), (x, x),
         )  # fmt: skip
-
-
-def scanned(everything: bool) -> Iterator[Program]:
-    """A memory's prefill chunk by the kernel, also with its gradient; a Gated DeltaNet layer's and
-    a Kimi Delta Attention layer's by the chunked form."""
-
-    def scan(*given: Any, **options: Any) -> Any:
-        return delta_scan(*given, **options)
-
-    def trained(*given: Any, **options: Any) -> Any:
-        def loss(*given: Any) -> Any:
-            return sum(x.sum() for x in delta_scan(*given, **options))
-
-        return jax.grad(loss, range(len(given)))(*given)
-
-    kernel = {"implementation": "tpu"}
-    cases: list[tuple[Callable[..., Any], tuple[int, ...], str, dict[str, Any]]] = [
-        (scan, (8, 512, 1, 8, 8), "row", kernel),
-        (trained, (8, 512, 1, 8, 8), "row", kernel),
-        (scan, (1, 512, 4, 128, 1), "row", {"form": "chunked", "read": "after"}),
-        (scan, (1, 512, 4, 128, 128), "key", {"form": "chunked", "read": "after"}),
-    ]
-    if everything:
-        cases += [(scan, (b, 512, 4, 16, g), "row", kernel) for b in (1, 64) for g in (1, 16)]
-    for run, (batch, tokens, heads, dim, gates), per, options in cases:
-        shape = dict(batch=batch, tokens=tokens, heads=heads, dim=dim, gates=gates, per=per)
-        shape |= options | {"gradient": run is trained}
-        widths = (dim, dim, dim, gates, gates if per == "row" else 1)
-        given = [(batch, heads, dim, dim), *((batch, tokens, heads, n) for n in widths)]
-        arguments = tuple(jax.ShapeDtypeStruct(x, jnp.float32) for x in given)
-        yield Program("delta_scan", shape, functools.partial(run, per=per, **options), arguments)
-
-
-def _query(batch: int, tokens: int, heads: int, dim: int) -> Any:
-    return jax.ShapeDtypeStruct((batch, tokens, heads, dim), jnp.bfloat16)
-
-
-def _length(batch: int) -> Any:
-    return jax.ShapeDtypeStruct((batch,), jnp.int32)
 
 
 def lines(target: str, everything: bool = False) -> Iterator[dict[str, Any]]:

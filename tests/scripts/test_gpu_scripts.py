@@ -42,7 +42,7 @@ def test_registers_and_spills_are_read_from_what_ptxas_prints(aot):
 
 def test_every_program_has_arguments_that_fit_it(aot):
     everything = list(aot.programs(everything=True))
-    assert len({(p.op, *sorted(p.shape.items())) for p in everything}) == len(everything) == 76
+    assert len({(p.op, *sorted(p.shape.items())) for p in everything}) == len(everything) == 84
     encoded = [p for p in aot.programs() if p.op == "encode_tile"]
     assert len(encoded) == 8
     for program in encoded:
