@@ -45,8 +45,7 @@ def get_config(arg: str = "") -> ConfigDict:
     recipe = lclm("paper")
     config.training = ConfigDict(
         {
-            "slices": ("v5e:4x4", "v5e:4x8", "v5e:8x8", "v6e:2x4", "v6e:4x4", "v5p:2x2x1",
-                       "v5p:2x2x2", "v5p:2x2x4"),
+            "slices": ("v5e:2x4", "v5e:4x4", "v5e:4x8", "v6e:2x2", "v6e:2x4", "v5p:2x2x1"),
             "ratio": recipe.arms[recipe.rows[0]].ratios[0],
             "rows": recipe.shape.rows * recipe.shape.micro,  # packed rows a step
             "rows_a_chip": 1,  # of a micro-batch
