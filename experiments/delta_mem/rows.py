@@ -15,6 +15,7 @@ PARTS = ("arms", "ceiling")
 STATES = ("own", "zero", "shuffled")
 ARM = {"adapter": "", "context": True, "state": "own", "retrieve": False, "cache": {}, "soft": 0}
 KEPT = ("experiment", "seed", "dtype")
+LAST = "adapter"  # the last stage of a training
 
 
 def validate(config: ConfigDict) -> None:
@@ -26,12 +27,17 @@ def validate(config: ConfigDict) -> None:
     for field, known in (("rows", config.arms), ("asked", config.benchmarks)):
         _among(f"config.{field}", config[field], known)
     _among("config.training.benchmarks", config.training.benchmarks, config.benchmarks)
+    _among("config.training.lessons", config.training.lessons, config.lessons)
+    for name, lesson in config.lessons.items():
+        _among(f"config.lessons.{name}", lesson, config.training)
+        _among(f"config.lessons.{name}.benchmarks", lesson.benchmarks, config.benchmarks)
     _at_least("budget", config.budget, 1)
     for field, least in (("episodes", 2), ("batch", 1), ("new", 1), ("history", 1)):
         _at_least(f"evaluate.{field}", config.evaluate[field], least)
     _check_benchmarks(config)
     for name in config.adapters:
-        _check_training(f"config.adapters.{name}", _adapter(config, name)[1])
+        for part in lessons(_adapter(config, name)[1]).values():
+            _check_training(f"config.adapters.{name}", part)
     arms = {name: _arm(config, name) for name in config.arms}
     asked = {name: arms[name].soft for name in config.rows or arms if arms[name].soft}
     check_compressor(
@@ -57,7 +63,8 @@ def _at_least(field: str, value: int, least: int) -> None:
 def _check_benchmarks(config: ConfigDict) -> None:
     from experiments.delta_mem.examples import benchmark  # JAX: not for a table made elsewhere
 
-    for label in dict.fromkeys([*config.asked, *config.training.benchmarks]):
+    taught = [label for lesson in config.lessons.values() for label in lesson.benchmarks]
+    for label in dict.fromkeys([*config.asked, *config.training.benchmarks, *taught]):
         try:
             benchmark(_benchmark(config, label))
         except ValueError as error:
@@ -115,9 +122,25 @@ def _adapter(config: ConfigDict, name: str) -> tuple[ConfigDict, ConfigDict]:
     if by_message and training["context"] > 0:
         raise ValueError(f"{field}: training.context={training['context']}: message_mean reads "
                          "nothing that the same pass writes; use 0")  # fmt: skip
-    labels = training["benchmarks"]
-    training["benchmarks"] = {label: _benchmark(config, label) for label in labels}
+    lessons = {f"{i}-{lesson}": _asked(config, dict(config.lessons[lesson].items()))
+               for i, lesson in enumerate(training["lessons"], start=1)}  # fmt: skip
+    training = _asked(config, training) | {"lessons": lessons}
     return ConfigDict({"name": name, **own}), ConfigDict(training)
+
+
+def lessons(training: ConfigDict) -> dict[str, ConfigDict]:
+    """The trainings that a point's is made of, by the name of their stage: its lessons in their
+    order, then what it says itself."""
+    own = {field: value for field, value in training.items() if field != "lessons"}
+    before = {name: ConfigDict(own | dict(training.lessons[name].items()))
+              for name in sorted(training.lessons)}  # fmt: skip
+    return before | {LAST: ConfigDict(own)}
+
+
+def _asked(config: ConfigDict, training: dict[str, Any]) -> dict[str, Any]:
+    """With the settings of benchmarks in place of their labels."""
+    found = {label: _benchmark(config, label) for label in training["benchmarks"]}
+    return training | {"benchmarks": found}
 
 
 def _arm(config: ConfigDict, name: str) -> ConfigDict:

@@ -24,6 +24,7 @@ from safetensors.numpy import load_file, save_file
 
 from experiments.delta_mem.examples import Writer, batches
 from experiments.delta_mem.objective import Objective, loss
+from experiments.delta_mem.rows import LAST, lessons
 from experiments.points import plain
 from experiments.record import read_json, write_json
 from kvjax import memory
@@ -63,10 +64,14 @@ def objective(training: ConfigDict) -> Objective:
                      training.gate_target, training.recompute)  # fmt: skip
 
 
-def stage(config: ConfigDict) -> Stage:
-    t, name = config.training, kind(config.adapter)
-    parts = (Part(name, PATTERNS[name], t.rate),)
-    return Stage("adapter", t.steps, parts, t.warmup, t.final_rate, t.clip)
+def stages(config: ConfigDict) -> list[Stage]:
+    """One for each lesson, and the last."""
+    name = kind(config.adapter)
+    trained = [(Part(name, PATTERNS[name], t.rate),) for t in lessons(config.training).values()]
+    return [
+        Stage(lesson, t.steps, parts, t.warmup, t.final_rate, t.clip)
+        for (lesson, t), parts in zip(lessons(config.training).items(), trained, strict=True)
+    ]
 
 
 def equip(base: Decoder, writer: Writer, config: ConfigDict, shared: Path) -> Equipped:
@@ -108,6 +113,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def _train(base: Decoder, writer: Writer, config: ConfigDict, folder: Path) -> None:
     """Trains and keeps the adapter alone; `trained.json` comes last."""
     adapter, training = config.adapter, config.training
+    parts = list(lessons(training).values())
     model = base
     if kind(adapter) == "memory":
         model = memory.attach(base, memory_config(adapter.memory), seed=config.seed)
@@ -118,8 +124,8 @@ def _train(base: Decoder, writer: Writer, config: ConfigDict, folder: Path) -> N
     # A step uses its weights up, and these are the base model's own.
     params = jax.tree.map(jnp.copy, params)
     fitted = fit(
-        frame, params, [stage(config)], loss(objective(training)),
-        lambda _: batches(training, writer, config.seed), folder,
+        frame, params, stages(config), loss(objective(training)),
+        lambda i: batches(parts[i], writer, config.seed), folder,
         dtype=config.dtype, save_every=training.save_every,
     )  # fmt: skip
     if kind(adapter) == "memory":
@@ -134,13 +140,15 @@ def _train(base: Decoder, writer: Writer, config: ConfigDict, folder: Path) -> N
 
 
 def _told(config: ConfigDict, params: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Sizes, and the mean loss of the first and the last steps."""
-    t, pattern = config.training, ".beside." if kind(config.adapter) == "memory" else A[:-1]
+    """Sizes, and the mean loss of the last stage's first and last steps."""
+    parts = lessons(config.training).values()
+    pattern = ".beside." if kind(config.adapter) == "memory" else A[:-1]
     lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
-    losses = [json.loads(line)["loss"] for line in lines]
+    logged = map(json.loads, lines)
+    losses = [each["loss"] for each in logged if each["stage"] == LAST]
     return {
         "weights": sum(int(w.size) for name, w in params.items() if pattern in name),
-        "steps": t.steps,
-        "episodes_seen": t.steps * t.rows * t.micro,
+        "steps": sum(t.steps for t in parts),
+        "episodes_seen": sum(t.steps * t.rows * t.micro for t in parts),
         "loss": {"first": float(np.mean(losses[:ENDS])), "last": float(np.mean(losses[-ENDS:]))},
     }

@@ -207,9 +207,9 @@ def test_gates_are_pulled_to_their_target(gates):
 
 def test_the_state_carries_the_gradient_and_training_lowers_the_loss():
     frame, params = take_apart(remembering())
-    config = ConfigDict({"adapter": {"memory": {}}, "training": config_of("smollm2").training})
-    config.training.update({"steps": 30, "warmup": 2, "rate": 2e-2})
-    plan = training.stage(config)
+    own = {**config_of("smollm2").training, "lessons": {}, "steps": 30, "warmup": 2, "rate": 2e-2}
+    config = ConfigDict({"adapter": {"memory": {}}, "training": own})
+    (plan,) = training.stages(config)
     step = make_step(frame, plan, objective.loss(Objective()))
     state = first_state(jax.tree.map(jnp.copy, params), plan)
     one = jax.tree.map(lambda leaf: leaf[None], batch())
@@ -338,6 +338,9 @@ def test_a_store_learns_to_recall_and_to_overwrite(tmp_path):
      ({"training.context": 1.5}, r"config\.adapters\.\w+: training\.context=1\.5: use 0 to 1"),
      ({"adapters.message.training.context": 0.5}, r"message: training\.context=0\.5: message_mean"),
      ({"training.warmup": 120}, r"training\.steps=120, warmup=120"),
+     ({"training.lessons": ("two",)}, r"config\.training\.lessons: no 'two' there"),
+     ({"lessons.one.steps": 0}, r"config\.adapters\.\w+: training\.steps=0"),
+     ({"training.seen": 9}, r"training\.seen=9: there are training\.questions=8"),
      ({"arms.base.state": "zero"}, r"unknown|config\.arms\.base"),
      ({"arms.token.context": True, "arms.token.adapter": "none"},
       r"config\.arms\.token\.adapter: no 'none' there"),
@@ -371,10 +374,23 @@ def test_a_point_holds_what_defines_it_and_no_more():
     assert {name for name in recall if name.startswith("mqar-")} >= {"mqar-r4-n1", "mqar-r16-n4"}
 
 
+def test_a_training_is_its_lessons_in_their_order_and_then_itself():
+    config = with_overrides(config_of("smollm2"), {"training.lessons": ("short", "one")})
+    (point,) = [p for p in study(config).points(config) if p.name == "facts-token"]
+    parts = rows.lessons(point.config.training)
+    assert [(name, part.steps, part.history) for name, part in parts.items()] == [
+        ("1-short", 60, 80), ("2-one", 30, 16), ("adapter", 120, 384)]  # fmt: skip
+    assert [*parts["2-one"].benchmarks] == ["recall-one"]
+    assert "facts" in parts["adapter"].benchmarks
+    plans = training.stages(point.config)
+    assert [(plan.name, plan.steps) for plan in plans] == [
+        (name, part.steps) for name, part in parts.items()]  # fmt: skip
+
+
 def test_a_variants_training_is_its_own():
     config = config_of("variants")
     found = {p.name: p.config for p in study(config).points(config)}
-    assert found["facts-blind"].training.context == 0 < found["facts-slow"].training.context
+    assert found["facts-blind"].training.context == 0 < found["facts-states4"].training.context
     assert training.memory_config(found["facts-rank16"].adapter.memory).rank == 16
     compose = config_of("compose")
     caches = {p.name: p.config.arm.cache for p in study(compose).points(compose)}
@@ -533,7 +549,7 @@ def test_the_smoke_study_runs_and_skips_what_it_has(tmp_path):
     assert [o.status for o in outcomes] == ["done"] * 4, outcomes
     read = {p.name: json.loads((tmp_path / "points" / p.name / "result.json").read_text())
             for p in chosen}  # fmt: skip
-    assert read["recall-token"]["trained"]["steps"] == 3
+    assert read["recall-token"]["trained"]["steps"] == 5
     assert len(list((tmp_path / "shared").glob("adapter-token-*"))) == 1
     assert set(read["mqar-r4-n1"]["recalled"]) == {"2"}
     assert {o.status for o in points.run_all(chosen, tmp_path)} == {"skipped"}
