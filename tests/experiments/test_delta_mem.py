@@ -360,7 +360,7 @@ def test_a_point_holds_what_defines_it_and_no_more():
     found = {p.name: p.config for p in study(config).points(config)}
     assert len(found) == len(config.rows) * 5
     assert not found["facts-base"].training and not found["facts-base"].adapter
-    other = with_overrides(config, {"training.rate": 1.0, "adapters.token.memory": ConfigDict(
+    other = with_overrides(config, {"training.clip": 2.0, "adapters.token.memory": ConfigDict(
         {"rank": 4})})  # fmt: skip
     again = {p.name: p.config for p in study(other).points(other)}
     changed = {name for name in found if points.plain(found[name]) != points.plain(again[name])}
