@@ -9,7 +9,7 @@ Training: the end-to-end step of `configs/lclm.py:paper` on slices of rising siz
 that holds it is seen. Nothing runs, so nothing here is a time; the compiler's memory is.
 
 Expect, on four chips: the exact cache takes 2.2 GiB of each at 4K, 11.1 at 256K and 38.9 at 1M, so
-v5e holds it below 512K and v5p to the end; KVarN 7.4 at 1M; the compressor 4.3 for its encoder at
+v5e holds 256K, v6e 512K and v5p all of it; KVarN 7.4 at 1M; the compressor 4.3 for its encoder at
 any context, and at 1M 12.3, 7.7 and 5.4 by ratio 4, 8 and 16, 4.3 where ratio 8 meets KVarN. The
 training step fits from 16 chips of v5e, 8 of v6e and 4 of v5p on. `results/scale` holds it all.
 
