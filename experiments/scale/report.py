@@ -15,7 +15,8 @@ NOTES = {
         "analysis: compiled, not run. The larger of: an encoder pass with all weights resident "
         "(encoder), and a prefill chunk or decoding step over a cache of context / N tokens with "
         "the encoder's weights beside it. A question's own tokens are not counted. > marks what "
-        "does not fit: the compiler's figure of what it would take."
+        "does not fit: the compiler's figure of what it would take, which counts the cache twice, "
+        "as what goes in and as what comes out; where it fits these are one."
     ),
     "training": (
         "GiB of one chip at the peak of the end-to-end step, weights and optimizer over all chips, "
