@@ -18,7 +18,7 @@ where the history is in view.
 
 Training is sized by its forward tokens: an episode takes 384 of history, 8 × 32 of questions, and
 384 + 4 × 32 with the history in view, 1,152 in all; 240 of them were 33 minutes of one core. Two
-short lessons come before them: one fact (480 episodes, 3 minutes), then a few. Without them, and at
+short lessons come before them: one fact (480 episodes), then a few. Without them, and at
 a rate of 1e-3, a state learnt nothing of what had been told: it was as good as another episode's.
 A point is minutes besides; smoke takes under a minute.
 
@@ -63,7 +63,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.benchmarks = ConfigDict(_benchmarks())  # label -> settings; `name` where it is another
     config.asked = ASKED  # labels to evaluate on
     config.training = ConfigDict(_training())
-    config.lessons = ConfigDict(_lessons())  # changes to the training, for a stage before it
+    config.lessons = ConfigDict(_lessons())  # what differs in a stage before the training's own
     config.adapters = ConfigDict(_adapters())
     config.arms = ConfigDict(_arms())
     config.rows = MAIN  # names of the arms to run; none: all
@@ -114,7 +114,7 @@ def _training() -> dict[str, Any]:
         "rows": 1,  # episodes of a micro-batch
         "micro": 2,  # micro-batches of a step
         "questions": 8,  # of an episode
-        "seen": 4,  # of these, with the history in view
+        "seen": 4,  # of these at most, with the history in view
         "history": 384,  # tokens; of a longer one, its last
         "question": 32,  # tokens, its answer among them
         "answer": 12,
@@ -137,9 +137,9 @@ def _lessons() -> dict[str, dict[str, Any]]:
     short = ("recall-short", "facts-short", "finding-short", "learning-short")
     return {
         "one": {"benchmarks": ("recall-one",), "episodes": 480, "rows": 16, "micro": 1,
-                "questions": 1, "seen": 1, "history": 16, "steps": 30, "warmup": 3},
+                "questions": 1, "history": 16, "steps": 30, "warmup": 3},
         "short": {"benchmarks": short, "episodes": 240, "rows": 4, "micro": 1,
-                  "questions": 4, "seen": 4, "history": 80, "steps": 60, "warmup": 6},
+                  "questions": 4, "history": 80, "steps": 60, "warmup": 6},
     }  # fmt: skip
 
 

@@ -55,8 +55,8 @@ class Objective:
 
     Attributes:
       context: share of the loss with the history in view; 0: the original's loss.
-      seen: questions asked with it in view, one behind the other, so that one pass over the history
-        serves them all.
+      seen: questions at most that are asked with it in view, one behind the other, so that one pass
+        over the history serves them all.
       gates: the pass whose gates are pulled: "read", as the original's code does, or "write".
       weight, target: of weight · mean over layers of (mean gate − target)².
       recompute: activation checkpointing.
@@ -140,14 +140,14 @@ def in_view(model: Decoder, batch: Batch, how: Objective) -> View:
 
     A memory that writes messages reads nothing that the same pass writes: this teaches it nothing.
     """
-    rows, tokens, messages = len(batch.history), *joined(batch, how.seen)
-    ends = question_ends(batch, how.seen)
+    rows, count = len(batch.history), min(how.seen, batch.asked.shape[1])
+    (tokens, messages), ends = joined(batch, count), question_ends(batch, count)
     record = _has_memory(model) and how.gates == "write"
     states = memory.writing(init_beside(model, rows), True, record)
     real = jnp.arange(tokens.shape[1]) < ends[:, -1:]
     hidden, after = forward_beside(model, tokens, states, real, messages, how.recompute)
-    starts = (ends - batch.length[:, : how.seen])[..., None]
-    at, wanted = starts + batch.at[:, : how.seen], batch.wanted[:, : how.seen]
+    starts = (ends - batch.length[:, :count])[..., None]
+    at, wanted = starts + batch.at[:, :count], batch.wanted[:, :count]
     lost = _answer_loss(model, hidden, at.reshape(rows, -1), wanted.reshape(rows, -1))
     return View(lost, memory.gate_means(after) if record else None)
 

@@ -16,6 +16,10 @@ STATES = ("own", "zero", "shuffled")
 ARM = {"adapter": "", "context": True, "state": "own", "retrieve": False, "cache": {}, "soft": 0}
 KEPT = ("experiment", "seed", "dtype")
 LAST = "adapter"  # the last stage of a training
+LESSON = (
+    *("benchmarks", "episodes", "rows", "micro", "questions", "history", "question", "answer"),
+    *("steps", "warmup", "rate", "final_rate", "clip"),
+)
 
 
 def validate(config: ConfigDict) -> None:
@@ -29,7 +33,7 @@ def validate(config: ConfigDict) -> None:
     _among("config.training.benchmarks", config.training.benchmarks, config.benchmarks)
     _among("config.training.lessons", config.training.lessons, config.lessons)
     for name, lesson in config.lessons.items():
-        _among(f"config.lessons.{name}", lesson, config.training)
+        _among(f"config.lessons.{name}", lesson, LESSON)
         _among(f"config.lessons.{name}.benchmarks", lesson.benchmarks, config.benchmarks)
     _at_least("budget", config.budget, 1)
     for field, least in (("episodes", 2), ("batch", 1), ("new", 1), ("history", 1)):
@@ -86,9 +90,6 @@ def _check_training(field: str, training: ConfigDict) -> None:
         raise ValueError(f"{field}: training.steps={training.steps}, warmup={training.warmup}, "
                          f"rate={training.rate}; use 1 step or more, fewer for the warm-up, and a "
                          "rate above 0")  # fmt: skip
-    if training.seen > training.questions:
-        raise ValueError(f"{field}: training.seen={training.seen}: there are training.questions="
-                         f"{training.questions} of an episode; use as many or fewer")  # fmt: skip
     if not training.benchmarks and not training.file:
         raise ValueError(f"{field}: training.benchmarks=(): name one, or a training.file")
     try:
@@ -122,9 +123,9 @@ def _adapter(config: ConfigDict, name: str) -> tuple[ConfigDict, ConfigDict]:
     if by_message and training["context"] > 0:
         raise ValueError(f"{field}: training.context={training['context']}: message_mean reads "
                          "nothing that the same pass writes; use 0")  # fmt: skip
-    lessons = {f"{i}-{lesson}": _asked(config, dict(config.lessons[lesson].items()))
-               for i, lesson in enumerate(training["lessons"], start=1)}  # fmt: skip
-    training = _asked(config, training) | {"lessons": lessons}
+    before = {f"{i}-{lesson}": _asked(config, dict(config.lessons[lesson].items()))
+              for i, lesson in enumerate(training["lessons"], start=1)}  # fmt: skip
+    training = _asked(config, training) | {"lessons": before}
     return ConfigDict({"name": name, **own}), ConfigDict(training)
 
 

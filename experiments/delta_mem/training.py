@@ -67,11 +67,12 @@ def objective(training: ConfigDict) -> Objective:
 def stages(config: ConfigDict) -> list[Stage]:
     """One for each lesson, and the last."""
     name = kind(config.adapter)
-    trained = [(Part(name, PATTERNS[name], t.rate),) for t in lessons(config.training).values()]
-    return [
-        Stage(lesson, t.steps, parts, t.warmup, t.final_rate, t.clip)
-        for (lesson, t), parts in zip(lessons(config.training).items(), trained, strict=True)
-    ]
+
+    def stage(lesson: str, t: ConfigDict) -> Stage:
+        parts = (Part(name, PATTERNS[name], t.rate),)
+        return Stage(lesson, t.steps, parts, t.warmup, t.final_rate, t.clip)
+
+    return [stage(*each) for each in lessons(config.training).items()]
 
 
 def equip(base: Decoder, writer: Writer, config: ConfigDict, shared: Path) -> Equipped:

@@ -175,7 +175,7 @@ def test_the_loss_is_that_of_the_state_alone_and_of_the_history_in_view(writes):
         if writes == "token":
             on = memory.with_states(cache, memory.writing(held, True))
             seen += answer_loss(taught, held, example, on)
-    how = Objective(context=0.25, seen=2, weight=0.0)
+    how = Objective(context=0.25, seen=3, weight=0.0)  # there are two
 
     @jax.jit
     def run(made):
@@ -340,7 +340,9 @@ def test_a_store_learns_to_recall_and_to_overwrite(tmp_path):
      ({"training.warmup": 120}, r"training\.steps=120, warmup=120"),
      ({"training.lessons": ("two",)}, r"config\.training\.lessons: no 'two' there"),
      ({"lessons.one.steps": 0}, r"config\.adapters\.\w+: training\.steps=0"),
-     ({"training.seen": 9}, r"training\.seen=9: there are training\.questions=8"),
+     ({"lessons.one": ConfigDict({"context": 0.0}), "training.lessons": ()},
+      r"config\.lessons\.one: no 'context' there; choose among benchmarks"),
+     ({"training.seen": 0}, r"training\.seen=0: use 1 or more"),
      ({"arms.base.state": "zero"}, r"unknown|config\.arms\.base"),
      ({"arms.token.context": True, "arms.token.adapter": "none"},
       r"config\.arms\.token\.adapter: no 'none' there"),
