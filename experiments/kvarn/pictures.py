@@ -130,7 +130,8 @@ def _finished(
     for each in axes:
         each.grid(True, which="both", alpha=0.2)
         each.spines[["top", "right"]].set_visible(False)
-    lines = sorted(axes[-1].lines, key=lambda line: -np.asarray(line.get_ydata())[-1])
+    named = [line for line in axes[-1].lines if not str(line.get_label()).startswith("_")]
+    lines = sorted(named, key=lambda line: -np.asarray(line.get_ydata())[-1])
     if lines:
         axes[-1].legend(handles=lines, fontsize=8, frameon=False, loc="center left",
                         bbox_to_anchor=(1, 0.5))  # fmt: skip
