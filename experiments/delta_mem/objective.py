@@ -141,7 +141,8 @@ def in_view(model: Decoder, batch: Batch, how: Objective) -> View:
     A memory that writes messages reads nothing that the same pass writes: this teaches it nothing.
     """
     rows, count = len(batch.history), min(how.seen, batch.asked.shape[1])
-    (tokens, messages), ends = joined(batch, count), question_ends(batch, count)
+    ends = question_ends(batch, count)
+    tokens, messages = joined(batch, ends)
     record = _has_memory(model) and how.gates == "write"
     states = memory.writing(init_beside(model, rows), True, record)
     real = jnp.arange(tokens.shape[1]) < ends[:, -1:]
@@ -158,12 +159,12 @@ def question_ends(batch: Batch, count: int) -> Array:
     return history + jnp.cumsum(batch.length[:, :count], 1)
 
 
-def joined(batch: Batch, count: int) -> tuple[Array, Array]:
-    """A history and `count` questions with their answers in one row [B,W+count·T], left-aligned,
-    and its messages, −1 behind the history."""
-    width = batch.asked.shape[2]
+def joined(batch: Batch, ends: Array) -> tuple[Array, Array]:
+    """A history and the first n questions with their answers, which end at `ends` [B,n], in one row
+    [B,W+n·T], left-aligned, and its messages, −1 behind the history."""
+    count, width = ends.shape[1], batch.asked.shape[2]
     pad = ((0, 0), (0, count * width))
-    place, ends = jnp.arange(batch.history.shape[1] + pad[1][1]), question_ends(batch, count)
+    place = jnp.arange(batch.history.shape[1] + pad[1][1])
     which = (place[:, None] >= ends[:, None, :-1]).sum(-1)  # the question that a place is in
     starts = jnp.take_along_axis(ends - batch.length[:, :count], which, 1)
     inside = jnp.clip(place - starts, 0, width - 1)

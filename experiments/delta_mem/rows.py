@@ -118,6 +118,8 @@ def _adapter(config: ConfigDict, name: str) -> tuple[ConfigDict, ConfigDict]:
     elif own["lora"].get("rank", 0) < 1:
         raise ValueError(f"{field}.lora: give a rank of 1 or more")
     _among(f"{field}.training", changes, config.training)
+    for part, known in (("lessons", config.lessons), ("benchmarks", config.benchmarks)):
+        _among(f"{field}.training.{part}", changes.get(part, ()), known)
     training = dict(config.training.items()) | changes
     by_message = "memory" in own and own["memory"].get("writes") == "message_mean"
     if by_message and training["context"] > 0:

@@ -95,8 +95,8 @@ def test_a_history_that_is_too_long_keeps_its_end():
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_row_holds_the_history_and_behind_it_the_questions(count):
     made = batch()
-    tokens, messages = objective.joined(made, count)
     ends = np.asarray(objective.question_ends(made, count))
+    tokens, messages = objective.joined(made, ends)
     assert tokens.shape == messages.shape == (2, 128 + 64 * count)
     for i, n in enumerate((made.messages >= 0).sum(1)):
         np.testing.assert_array_equal(tokens[i, :n], made.history[i, :n])
@@ -339,6 +339,8 @@ def test_a_store_learns_to_recall_and_to_overwrite(tmp_path):
      ({"adapters.message.training.context": 0.5}, r"message: training\.context=0\.5: message_mean"),
      ({"training.warmup": 120}, r"training\.steps=120, warmup=120"),
      ({"training.lessons": ("two",)}, r"config\.training\.lessons: no 'two' there"),
+     ({"adapters.lora.training": ConfigDict({"lessons": ("two",)})},
+      r"config\.adapters\.lora\.training\.lessons: no 'two' there"),
      ({"lessons.one.steps": 0}, r"config\.adapters\.\w+: training\.steps=0"),
      ({"lessons.one": ConfigDict({"context": 0.0}), "training.lessons": ()},
       r"config\.lessons\.one: no 'context' there; choose among benchmarks"),
