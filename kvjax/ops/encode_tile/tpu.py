@@ -214,8 +214,10 @@ def _rounded(x: jax.Array, meta_dtype: str) -> jax.Array:
     bits = (bits + ((1 << (dropped - 1)) - 1) + even) & -(1 << dropped)
     if meta_dtype == "bfloat16":
         return lax.bitcast_convert_type(bits, F32)
-    # Below 2^-14 float16 counts in steps of 2^-24, which are those of float32 from 0.5 on.
-    small = lax.bitcast_convert_type((jnp.abs(x) + 0.5) - 0.5, I32) | (bits & -(1 << 31))
+    # Below 2^-14 float16 counts in steps of 2^-24, which are those of float32 from 0.5 on. The
+    # maximum changes nothing: without it a compiler may leave out + 0.5 - 0.5.
+    small = lax.bitcast_convert_type(jnp.maximum(jnp.abs(x) + 0.5, 0.5) - 0.5, I32)
+    small = small | (bits & -(1 << 31))
     return lax.bitcast_convert_type(jnp.where(jnp.abs(x) < 2.0**-14, small, bits), F32)
 
 
